@@ -1,0 +1,36 @@
+"""The store: a training state in plain files, committed whole or not at all, read without pickle.
+
+Knows neither the trainer nor the daemon. Only `codec` and its helpers import torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "CheckpointError": "errors",
+    "CheckpointInfo": "reader",
+    "CheckpointStore": "store",
+    "Damaged": "errors",
+    "FormatTooNew": "errors",
+    "Keep": "retention",
+    "NoCheckpoint": "errors",
+    "RunOwned": "errors",
+    "RunOwner": "terms",
+    "StorageUnusable": "errors",
+    "UnsupportedState": "errors",
+    "list_checkpoints": "reader",
+    "open_storage": "storage",
+    "verify_checkpoints": "reader",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 (ruff wants a literal)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

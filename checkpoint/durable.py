@@ -1,0 +1,105 @@
+"""The only place that writes, links, renames, syncs and deletes on a local disk.
+
+Must: a file is whole on the disk before a name that commits it appears; a name that appeared is on the disk before
+the caller goes on. Not guaranteed: disks that acknowledge a flush they did not do; file systems without hard links.
+"""
+
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterable
+
+from trainerd.checkpoint.layout import TEMPORARY_SUFFIX
+
+Part = bytes | memoryview
+
+
+def write_new(path: str, parts: Iterable[Part]) -> int:
+    """Write a file that does not exist yet and flush it to the disk; return its bytes. FileExistsError if it does.
+
+    The name itself is durable only after `sync_folder`.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        written = 0
+        for part in parts:
+            written += _write_all(descriptor, memoryview(part).cast("B"))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return written
+
+
+def create(path: str, data: bytes) -> None:
+    """Make a whole file appear under a free name, durably, or raise FileExistsError and change nothing."""
+    _publish(path, data, os.link)
+
+
+def replace(path: str, data: bytes) -> None:
+    """Make a whole file appear under a name, durably, in place of what was there."""
+    _publish(path, data, os.replace)
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: str) -> None:
+    """Make a folder and its parents, durably; one that exists is fine."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path) or "."
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
+        sync_folder(os.path.dirname(folder) or ".")
+
+
+def delete(path: str) -> None:
+    """Delete a file, durably; one that is gone already is fine."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def delete_folder(path: str) -> None:
+    """Delete a folder and the files in it, durably; one that is gone already is fine."""
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    for name in names:
+        os.unlink(f"{path}/{name}")
+    os.rmdir(path)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def _publish(path: str, data: bytes, appear: Callable[[str, str], None]) -> None:
+    temporary = f"{path}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+    try:
+        write_new(temporary, [data])
+        appear(temporary, path)
+    finally:
+        # After a replace the temporary name is gone; after a link, or a failure, it must go.
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def _write_all(descriptor: int, data: memoryview) -> int:
+    total = len(data)
+    # One write takes at most 2 GiB - 4 KiB on Linux and may take less than asked anywhere.
+    while data:
+        data = data[os.write(descriptor, data) :]
+    return total

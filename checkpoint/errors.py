@@ -1,0 +1,98 @@
+"""What can go wrong with a checkpoint, as answers to the caller's question: retry, go to an older one, or ask a human.
+
+Every message is one paragraph for the user: the thing, the place, the way out.
+"""
+
+import errno as errno_names
+import os
+
+
+class CheckpointError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class UnsupportedState(CheckpointError):
+    """The state holds a value that cannot be stored; nothing was written."""
+
+    def __init__(self, path: str, kind: str, why: str = "") -> None:
+        self.path = path
+        self.kind = kind
+        reason = f" ({why})" if why else ""
+        super().__init__(
+            f"The state cannot be saved: {path or 'the state itself'}: {kind}{reason}. A checkpoint holds tensors, "
+            f"NumPy arrays and plain Python values only (docs/checkpoint-format.md lists them); let the state_dict() "
+            f"that returns it give such values instead. Nothing was written."
+        )
+
+
+class MissingClass(CheckpointError):
+    """The state names a class that the loading program has not imported."""
+
+    def __init__(self, path: str, reference: str, why: str) -> None:
+        self.path = path
+        self.reference = reference
+        super().__init__(
+            f"The checkpoint's state at {path or 'its root'} is a {reference}, but {why}. Import the module that "
+            f"defines it before loading; `trainerd inspect` shows the value without the class."
+        )
+
+
+class Damaged(CheckpointError):
+    """One stored thing is not what was written; an older checkpoint may still be whole."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name} is damaged: {reason}.")
+
+
+class FormatTooNew(CheckpointError):
+    """The run was made by a format that this version does not know."""
+
+    def __init__(self, place: str, found: object, written_by: str) -> None:
+        self.place = place
+        self.found = found
+        super().__init__(
+            f"{place} is in format {found}, this trainerd reads format 1. It was written by "
+            f"{written_by or 'a newer trainerd'}: use that version or a newer one. Nothing was changed."
+        )
+
+
+class NoCheckpoint(CheckpointError):
+    """What was asked for is not there, or nothing of what was committed is valid any more."""
+
+
+class RunOwned(CheckpointError):
+    """Another live daemon owns the run."""
+
+    def __init__(self, url: str, host: str | None, pid: int | None, started: str | None) -> None:
+        self.host = host
+        self.pid = pid
+        self.started = started
+        holder = f"process {pid} on {host}, running since {started}" if pid else "another process (it left no name yet)"
+        super().__init__(
+            f"{url} is owned by {holder}. Only one daemon may train in a run folder: stop that one "
+            f"first (`kill -TERM {pid or 'PID'}` saves and ends it), or choose another --dir."
+        )
+
+
+_HINTS = {
+    errno_names.ENOSPC: "The disk is full: free some space or choose another --dir",
+    errno_names.EDQUOT: "Your disk quota is used up: free some space or choose another --dir",
+    errno_names.EROFS: "The file system is mounted read-only: choose another --dir or remount it",
+    errno_names.EACCES: "This user may not do that there: change the folder's permissions or choose another --dir",
+    errno_names.EPERM: "This user may not do that there: change the folder's permissions or choose another --dir",
+    errno_names.ENOTDIR: "A part of the path is a file where a folder is needed: choose another --dir",
+    errno_names.ENAMETOOLONG: "The path is too long for the file system: choose a shorter --dir",
+}
+
+
+class StorageUnusable(CheckpointError):
+    """The storage refused an operation: permission, space, connection. Not damage: retry, then stop."""
+
+    def __init__(self, action: str, place: str, cause: OSError) -> None:
+        self.errno = cause.errno or 0
+        self.place = place
+        reason = os.strerror(cause.errno) if cause.errno else str(cause)
+        hint = _HINTS.get(self.errno, "Check the storage and start again")
+        super().__init__(f"Cannot {action} {place}: {reason}. {hint}. Nothing that was saved is lost.")

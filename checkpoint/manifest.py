@@ -1,0 +1,144 @@
+"""The manifest: what a checkpoint consists of, and the checks that a parsed one has to pass before it is believed."""
+
+import math
+from typing import Any
+
+import msgspec
+from trainerd.checkpoint import dtypes, envelope
+from trainerd.checkpoint.errors import Damaged
+from trainerd.checkpoint.layout import CheckpointName, parse_checkpoint, parse_data_file
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A contiguous, row-major piece of a tensor in a data file."""
+
+    file: str
+    offset: int
+    length: int
+    at: tuple[int, ...]
+    shape: tuple[int, ...]
+    xxh3_128: str
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor: its type, global shape and the chunks that tile it, in row-major order."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * dtypes.item_bytes(self.dtype)
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A data file: its whole length, and length and hash of what precedes the first chunk."""
+
+    bytes: int
+    header_bytes: int
+    header_xxh3_128: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed checkpoint. `time` in seconds since 1970, UTC; keys of `files` relative to the checkpoint."""
+
+    written_by: str
+    run: str
+    step: int
+    term: int
+    time: float
+    world_size: int
+    versions: dict[str, str]
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
+    tree: Any
+
+    @property
+    def name(self) -> CheckpointName:
+        """Step and term."""
+        return CheckpointName(self.step, self.term)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.bytes for entry in self.tensors.values())
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`run.json`: made once, with the run."""
+
+    written_by: str
+    run: str
+    time: float
+
+
+def parse_manifest(data: bytes, name: CheckpointName) -> Manifest:
+    """The manifest in a file's bytes, checked. Damaged or FormatTooNew otherwise."""
+    manifest = envelope.unseal(data, Manifest, name.manifest)
+    reason = _first_fault(manifest, name)
+    if reason:
+        raise Damaged(name.manifest, reason)
+    return manifest
+
+
+def _first_fault(manifest: Manifest, name: CheckpointName) -> str | None:
+    if manifest.name != name:
+        return f"it is the manifest of {manifest.name}"
+    for file, entry in manifest.files.items():
+        if not _is_data_file(file):
+            return f"it names a file outside the run's checkpoints: {file!r}"
+        if not 8 <= entry.header_bytes <= entry.bytes:
+            return f"it gives {file} {entry.bytes} bytes with a header of {entry.header_bytes}"
+    for tensor, described in manifest.tensors.items():
+        fault = _tensor_fault(described, manifest.files)
+        if fault:
+            return f"tensor {tensor!r} {fault}"
+    return None
+
+
+def _is_data_file(path: str) -> bool:
+    folder, separator, name = path.rpartition("/")
+    return parse_data_file(name) is not None and (not separator or parse_checkpoint(folder) is not None)
+
+
+def _tensor_fault(entry: TensorEntry, files: dict[str, FileEntry]) -> str | None:
+    if entry.dtype not in dtypes.DTYPES:
+        return f"has the unknown type {entry.dtype!r}"
+    if any(extent < 0 for extent in entry.shape):
+        return f"has the shape {list(entry.shape)}"
+    expected_at = 0
+    for chunk in entry.chunks:
+        if chunk.file not in files:
+            return f"lies in {chunk.file!r}, which the manifest does not list"
+        if not files[chunk.file].header_bytes <= chunk.offset <= files[chunk.file].bytes - chunk.length:
+            return f"lies outside {chunk.file}"
+        if len(chunk.at) != len(entry.shape) or len(chunk.shape) != len(entry.shape):
+            return "has a chunk of another rank"
+        if chunk.length != math.prod(chunk.shape) * dtypes.item_bytes(entry.dtype):
+            return f"has a chunk of {chunk.length} bytes for the shape {list(chunk.shape)}"
+        if not _is_row_major_run(chunk, entry.shape):
+            return "has a chunk that is no contiguous piece of it"
+        # Row-major pieces in order: each must begin where the one before it ended, or the tensor has holes.
+        if flat_offset(chunk.at, entry.shape) * dtypes.item_bytes(entry.dtype) != expected_at:
+            return "has chunks that overlap or leave a hole"
+        expected_at += chunk.length
+    if expected_at != entry.bytes:
+        return f"has chunks for {expected_at} of its {entry.bytes} bytes"
+    return None
+
+
+def _is_row_major_run(chunk: Chunk, shape: tuple[int, ...]) -> bool:
+    """Single rows, then one partial extent, then whole extents."""
+    split = next((i for i, extent in enumerate(chunk.shape) if extent != 1), len(shape))
+    inside = all(at >= 0 and at + n <= extent for at, n, extent in zip(chunk.at, chunk.shape, shape, strict=True))
+    return inside and chunk.shape[split + 1 :] == shape[split + 1 :]
+
+
+def flat_offset(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Number of elements before a position in row-major order."""
+    offset = 0
+    for index, extent in zip(at, shape, strict=True):
+        offset = offset * extent + index
+    return offset

@@ -1,0 +1,52 @@
+"""Delete what retention does not want and what failed attempts left: manifest first, then files."""
+
+import time
+
+from trainerd.checkpoint import layout
+from trainerd.checkpoint.errors import CheckpointError
+from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.reader import candidates, read_manifest
+from trainerd.checkpoint.retention import Keep, Kept, reasons
+from trainerd.checkpoint.storage import Storage
+
+
+def prune(storage: Storage, keep: Keep, *, term: int) -> list[CheckpointName]:
+    """Apply retention to the valid checkpoints on the lineage and sweep debris; return what went.
+
+    Damaged and superseded checkpoints stay: a person may still want them. Call it with no save in progress.
+    """
+    valid = _valid(storage)
+    wanted = reasons(list(valid), keep, time.time())
+    gone = [name for kept, name in valid.items() if not wanted[kept]]
+    for name in gone:
+        _delete(storage, name)
+    return gone + sweep(storage, term)
+
+
+def _valid(storage: Storage) -> dict[Kept, CheckpointName]:
+    valid = {}
+    for name in candidates(storage):
+        try:
+            manifest = read_manifest(storage, name)
+        except CheckpointError:
+            continue
+        valid[Kept(name.step, name.term, manifest.time)] = name
+    return valid
+
+
+def sweep(storage: Storage, term: int) -> list[CheckpointName]:
+    """Delete what failed saves left: no manifest names it. That of later terms is somebody else's save in progress."""
+    debris = [
+        name
+        for found in storage.names(layout.CHECKPOINTS)
+        if (name := layout.parse_checkpoint(found)) and name.term <= term and storage.size(name.manifest) is None
+    ]
+    for name in debris:
+        storage.delete_folder(name.folder)
+    return debris
+
+
+def _delete(storage: Storage, name: CheckpointName) -> None:
+    # Without its manifest it counts no more, so a crash from here on leaves debris, never a half checkpoint.
+    storage.delete(name.manifest)
+    storage.delete_folder(name.folder)

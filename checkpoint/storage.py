@@ -1,0 +1,154 @@
+"""The handful of operations that a run needs from its storage, and which of them a backend guarantees.
+
+Everything above speaks in paths relative to the run URL and in the errors of `trainerd.checkpoint.errors`; only
+FileNotFoundError of a read and FileExistsError of a creation pass through, since callers decide by them.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from trainerd.checkpoint import durable
+from trainerd.checkpoint.durable import Part
+from trainerd.checkpoint.errors import CheckpointError, StorageUnusable
+
+
+class Storage(Protocol):
+    """Where one run lives. Every call that returns has taken effect durably."""
+
+    @property
+    def url(self) -> str:
+        """The run URL, as the user wrote it."""
+
+    def create(self, path: str, data: bytes) -> None:
+        """Make a whole file appear under a free name, atomically; FileExistsError if the name is taken."""
+
+    def write(self, path: str, parts: Iterable[Part]) -> int:
+        """Write a new data file, not visible as anything until a manifest names it; return its bytes."""
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Read bytes of a file; fewer than asked when it is shorter. FileNotFoundError if it is not there."""
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer from a file; return the bytes read, fewer when the file is shorter."""
+
+    def size(self, path: str) -> int | None:
+        """Length of a file in bytes; None if it is not there."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; none if it is not there."""
+
+    def make_folder(self, folder: str) -> None:
+        """Make a folder and its parents; "" is the run itself."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is gone already is fine."""
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and the files in it; one that is gone already is fine."""
+
+
+class UnknownScheme(CheckpointError):
+    """A run URL that no backend serves."""
+
+    def __init__(self, url: str, scheme: str) -> None:
+        super().__init__(
+            f"{url}: run folders on {scheme}:// are not supported yet; this version keeps runs on a local disk. "
+            f"Give a folder's path."
+        )
+
+
+def open_storage(url: str) -> Storage:
+    """The storage behind a run URL: a local path or file:// URL today. UnknownScheme for others."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return LocalStorage(url, url)
+    if scheme == "file":
+        return LocalStorage(url, rest)
+    raise UnknownScheme(url, scheme)
+
+
+class LocalStorage:
+    """A run in a folder of a local disk, through `durable`."""
+
+    def __init__(self, url: str, root: str) -> None:
+        self._url = url
+        self.root = os.path.abspath(os.path.expanduser(root))
+
+    @property
+    def url(self) -> str:
+        """The run URL, as the user wrote it."""
+        return self._url
+
+    def create(self, path: str, data: bytes) -> None:
+        """Make a whole file appear under a free name, atomically; FileExistsError if the name is taken."""
+        with self._errors("write", path, passing=FileExistsError) as full:
+            durable.create(full, data)
+
+    def write(self, path: str, parts: Iterable[Part]) -> int:
+        """Write a new data file; return its bytes. Its name is durable once the folder's manifest is created."""
+        with self._errors("write", path, passing=FileExistsError) as full:
+            return durable.write_new(full, parts)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Read bytes of a file; fewer than asked when it is shorter."""
+        with self._errors("read", path) as full, open(full, "rb", buffering=0) as file:
+            if length is None:
+                file.seek(offset)
+                return file.read()
+            parts = []
+            while length > 0 and (part := os.pread(file.fileno(), length, offset)):
+                parts.append(part)
+                offset += len(part)
+                length -= len(part)
+            return b"".join(parts)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        """Fill a buffer from a file; return the bytes read, fewer when the file is shorter."""
+        with self._errors("read", path) as full, open(full, "rb", buffering=0) as file:
+            done = 0
+            while done < len(buffer) and (n := os.preadv(file.fileno(), [buffer[done:]], offset + done)):
+                done += n
+            return done
+
+    def size(self, path: str) -> int | None:
+        """Length of a file in bytes; None if it is not there."""
+        with self._errors("look at", path) as full:
+            try:
+                return os.stat(full).st_size
+            except FileNotFoundError:
+                return None
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; none if it is not there."""
+        with self._errors("list", folder) as full:
+            try:
+                return sorted(os.listdir(full))
+            except FileNotFoundError:
+                return []
+
+    def make_folder(self, folder: str) -> None:
+        """Make a folder and its parents; "" is the run itself."""
+        with self._errors("make the folder", folder) as full:
+            durable.make_folder(full)
+
+    def delete(self, path: str) -> None:
+        """Delete a file; one that is gone already is fine."""
+        with self._errors("delete", path) as full:
+            durable.delete(full)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder and the files in it; one that is gone already is fine."""
+        with self._errors("delete", folder) as full:
+            durable.delete_folder(full)
+
+    @contextmanager
+    def _errors(self, action: str, path: str, passing: type[OSError] = FileNotFoundError) -> Iterator[str]:
+        full = os.path.join(self.root, path) if path else self.root
+        try:
+            yield full
+        except passing:
+            raise
+        except OSError as error:
+            raise StorageUnusable(action, full, error) from error

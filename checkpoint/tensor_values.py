@@ -1,0 +1,241 @@
+"""Nodes for torch: tensors of every kind, and the small torch values found beside them."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trainerd.checkpoint.dtypes import DTYPES
+from trainerd.checkpoint.errors import UnsupportedState
+from trainerd.checkpoint.trees import KIND, Path, joined
+
+_COMPRESSED = {
+    torch.sparse_csr: "sparse_csr",
+    torch.sparse_csc: "sparse_csc",
+    torch.sparse_bsr: "sparse_bsr",
+    torch.sparse_bsc: "sparse_bsc",
+}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A strided tensor on its way into a file."""
+
+    name: str
+    tensor: torch.Tensor
+
+    @property
+    def dtype(self) -> str:
+        """Torch's name of the element type."""
+        return _name(self.tensor.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its elements, whatever its storage takes."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+    def memory(self) -> memoryview:
+        """Its elements in row-major order; a copy only when they do not lie so in CPU memory."""
+        return memory_view(self.tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
+
+
+def memory_view(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, writable, of any element type; the view keeps the tensor alive."""
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return memoryview(bytearray())
+    # Not through numpy, which has no bfloat16, float8 or complex32.
+    block = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    block.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(block).cast("B")
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What two tensors share exactly when they are one tensor under two names."""
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _encode_tensor(encoder: Any, value: torch.Tensor, path: Path) -> Any:
+    if value.device.type == "meta":
+        raise UnsupportedState(joined(path), "a tensor on the meta device", "it has no values")
+    if value.is_quantized:
+        return _encode_quantized(encoder, value, path)
+    if value.layout is torch.sparse_coo:
+        return _encode_coo(encoder, value, path)
+    if value.layout in _COMPRESSED:
+        return _encode_compressed(encoder, value, path)
+    if value.layout is not torch.strided or _name(value.dtype) not in DTYPES:
+        raise UnsupportedState(joined(path), f"a tensor of {value.dtype}, layout {value.layout}")
+    node: dict[str, Any] = {KIND: "tensor", "tensor": encoder.reference(value, path)}
+    if not value.is_contiguous() and _is_dense(value):
+        node["stride"] = list(value.stride())
+    if value.requires_grad:
+        node["requires_grad"] = True
+    if isinstance(value, torch.nn.Parameter):
+        node["parameter"] = True
+    return node
+
+
+def _decode_tensor(decoder: Any, node: Any, _path: Path) -> torch.Tensor:
+    requires_grad = bool(node.get("requires_grad"))
+
+    def make() -> torch.Tensor:
+        tensor: torch.Tensor = decoder.tensor(node["tensor"])
+        if "stride" in node:
+            # Another memory format may pick another kernel, which rounds in another way.
+            tensor = torch.empty_strided(tensor.shape, node["stride"], dtype=tensor.dtype).copy_(tensor)
+        if node.get("parameter"):
+            return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+        return tensor.detach().requires_grad_() if requires_grad else tensor
+
+    shared: torch.Tensor = decoder.shared((node["tensor"], node.get("parameter"), requires_grad), make)
+    return shared
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one block of memory in some order of the dimensions."""
+    expected = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _encode_coo(encoder: Any, value: torch.Tensor, path: Path) -> Any:
+    detached = value.detach()
+    return {
+        KIND: "sparse_coo",
+        "shape": list(value.shape),
+        "coalesced": value.is_coalesced(),
+        "indices": encoder.encode(detached._indices(), (path, "indices")),
+        "values": encoder.encode(detached._values(), (path, "values")),
+    }
+
+
+def _decode_coo(decoder: Any, node: Any, path: Path) -> torch.Tensor:
+    indices, values = decoder.decode(node["indices"], path), decoder.decode(node["values"], path)
+    return torch.sparse_coo_tensor(
+        indices, values, node["shape"], is_coalesced=node["coalesced"], check_invariants=True
+    )
+
+
+def _encode_compressed(encoder: Any, value: torch.Tensor, path: Path) -> Any:
+    detached = value.detach()
+    by_rows = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+    return {
+        KIND: _COMPRESSED[value.layout],
+        "shape": list(value.shape),
+        "compressed": encoder.encode(
+            detached.crow_indices() if by_rows else detached.ccol_indices(), (path, "compressed")
+        ),
+        "plain": encoder.encode(detached.col_indices() if by_rows else detached.row_indices(), (path, "plain")),
+        "values": encoder.encode(detached.values(), (path, "values")),
+    }
+
+
+def _decode_compressed(decoder: Any, node: Any, path: Path) -> torch.Tensor:
+    compressed, plain, values = (decoder.decode(node[part], path) for part in ("compressed", "plain", "values"))
+    layout = next(layout for layout, kind in _COMPRESSED.items() if kind == node[KIND])
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, node["shape"], layout=layout, check_invariants=True
+    )
+
+
+def _encode_quantized(encoder: Any, value: torch.Tensor, path: Path) -> Any:
+    node = {
+        KIND: "quantized",
+        "dtype": _name(value.dtype),
+        "values": encoder.encode(value.int_repr(), (path, "values")),
+    }
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return node | {"scale": value.q_scale(), "zero_point": value.q_zero_point()}
+    if value.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
+        scales, zero_points = value.q_per_channel_scales(), value.q_per_channel_zero_points()
+        return node | {
+            "scales": encoder.encode(scales, (path, "scales")),
+            "zero_points": encoder.encode(zero_points, (path, "zero_points")),
+            "axis": value.q_per_channel_axis(),
+        }
+    raise UnsupportedState(joined(path), f"a quantized tensor of scheme {value.qscheme()}")
+
+
+def _decode_quantized(decoder: Any, node: Any, path: Path) -> torch.Tensor:
+    values = decoder.decode(node["values"], path)
+    dtype = _dtype(node["dtype"])
+    if "scale" in node:
+        quantized = torch._empty_affine_quantized(
+            values.shape, scale=node["scale"], zero_point=node["zero_point"], dtype=dtype
+        )
+    else:
+        scales, zero_points = decoder.decode(node["scales"], path), decoder.decode(node["zero_points"], path)
+        quantized = torch._empty_per_channel_affine_quantized(
+            values.shape, scales=scales, zero_points=zero_points, axis=node["axis"], dtype=dtype
+        )
+    memory_view(quantized)[:] = memory_view(values)
+    return quantized
+
+
+def _encode_generator(encoder: Any, value: torch.Generator, path: Path) -> Any:
+    return {
+        KIND: "torch.Generator",
+        "device": str(value.device),
+        "state": encoder.encode(value.get_state(), path),
+    }
+
+
+def _decode_generator(decoder: Any, node: Any, path: Path) -> torch.Generator:
+    generator = torch.Generator(device=node["device"])
+    generator.set_state(decoder.decode(node["state"], path))
+    return generator
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch.{name} is no dtype")
+    return dtype
+
+
+def empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A CPU tensor of unset values, by the names of the manifest."""
+    return torch.empty(shape, dtype=_dtype(dtype))
+
+
+ENCODERS: dict[type, Callable[[Any, Any, Path], Any]] = {
+    torch.Tensor: _encode_tensor,
+    torch.nn.Parameter: _encode_tensor,
+    torch.Size: lambda _encoder, value, _path: {KIND: "torch.Size", "items": list(value)},
+    torch.dtype: lambda _encoder, value, _path: {KIND: "torch.dtype", "name": _name(value)},
+    torch.device: lambda _encoder, value, _path: {KIND: "torch.device", "name": str(value)},
+    torch.Generator: _encode_generator,
+}
+
+DECODERS: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "tensor": _decode_tensor,
+    "sparse_coo": _decode_coo,
+    "quantized": _decode_quantized,
+    "torch.Size": lambda _decoder, node, _path: torch.Size(node["items"]),
+    "torch.dtype": lambda _decoder, node, _path: _dtype(node["name"]),
+    "torch.device": lambda _decoder, node, _path: torch.device(node["name"]),
+    "torch.Generator": _decode_generator,
+    **dict.fromkeys(_COMPRESSED.values(), _decode_compressed),
+}

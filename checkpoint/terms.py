@@ -1,0 +1,167 @@
+"""Who owns a run, and which checkpoints the owners' history lets count.
+
+Lineage rule: a checkpoint of step s and term t counts only if s <= `resumed_from` of every later ticket. So what a
+half-dead former owner still writes after a take-over never counts; no clock and no lock service take part.
+"""
+
+import datetime
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+
+import filelock
+import msgspec
+import psutil
+from trainerd.checkpoint import envelope, layout
+from trainerd.checkpoint.errors import RunOwned, StorageUnusable
+from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.manifest import RunRecord
+from trainerd.checkpoint.storage import LocalStorage, Storage
+from trainerd.checkpoint.versions import WRITTEN_BY
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """The record by which a daemon begins its term; written once, never changed. `time` in seconds since 1970, UTC."""
+
+    written_by: str
+    term: int
+    resumed_from: int
+    host: str
+    pid: int
+    nonce: str
+    time: float
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds the lock, as a second daemon is told."""
+
+    host: str
+    pid: int
+    started: str
+
+
+def read_tickets(storage: Storage) -> list[Ticket]:
+    """All tickets of a run, by term. Damaged if one is not what was written: without it the lineage is unknown."""
+    terms = sorted(term for name in storage.names(layout.TERMS) if (term := layout.parse_ticket(name)) is not None)
+    return [_read_ticket(storage, term) for term in terms]
+
+
+def _read_ticket(storage: Storage, term: int) -> Ticket:
+    path = layout.ticket_file(term)
+    return envelope.unseal(storage.read(path), Ticket, f"{storage.url}/{path}")
+
+
+def counts(name: CheckpointName, tickets: Iterable[Ticket]) -> bool:
+    """Whether a checkpoint is on the lineage."""
+    return all(name.step <= ticket.resumed_from for ticket in tickets if ticket.term > name.term)
+
+
+def committed(storage: Storage) -> list[CheckpointName]:
+    """Checkpoints that have a manifest, valid or not, on the lineage or off it; oldest first."""
+    names = sorted(filter(None, map(layout.parse_checkpoint, storage.names(layout.CHECKPOINTS))))
+    return [name for name in names if storage.size(name.manifest) is not None]
+
+
+def read_run(storage: Storage) -> RunRecord | None:
+    """The run's own record; None before its first term. FormatTooNew or Damaged if it cannot be used."""
+    try:
+        data = storage.read(layout.RUN_FILE)
+    except FileNotFoundError:
+        return None
+    return envelope.unseal(data, RunRecord, f"{storage.url}/{layout.RUN_FILE}")
+
+
+class RunOwner:
+    """One daemon's ownership of a run: the lock for life, and the terms it begins."""
+
+    def __init__(self, storage: Storage, lock: filelock.BaseFileLock) -> None:
+        self._storage = storage
+        self._lock = lock
+        self.term: int | None = None
+
+    @classmethod
+    def acquire(cls, storage: Storage) -> "RunOwner":
+        """Lock the run, making its folder if need be. RunOwned, StorageUnusable, FormatTooNew, Damaged."""
+        assert isinstance(storage, LocalStorage)
+        read_run(storage)
+        storage.make_folder("")
+        path = os.path.join(storage.root, layout.LOCK_FILE)
+        lock = filelock.FileLock(path, timeout=0, thread_local=False)
+        try:
+            holder = _read_holder(path)
+            lock.acquire()
+            _write_holder(path)
+        except filelock.Timeout:
+            # Older releases of filelock empty the file when they try, so the holder was read before.
+            holder = _read_holder(path) or holder
+            raise RunOwned(storage.url, *(msgspec.structs.astuple(holder) if holder else (None, None, None))) from None
+        except OSError as error:
+            raise StorageUnusable("lock", path, error) from error
+        return cls(storage, lock)
+
+    def ensure_term(self, resumed_from: int) -> int:
+        """The term in which training may go on from a step: the present one, or a new one after every step back.
+
+        Writes `run.json` and the ticket when a new term begins. RunOwned if another daemon began it first.
+        """
+        tickets = read_tickets(self._storage)
+        newest = max((name.step for name in committed(self._storage) if counts(name, tickets)), default=resumed_from)
+        if self.term is None or newest > resumed_from:
+            self.term = _begin_term(self._storage, tickets, resumed_from)
+        return self.term
+
+    def release(self) -> None:
+        """Give the lock up."""
+        self._lock.release()
+
+
+def _begin_term(storage: Storage, tickets: list[Ticket], resumed_from: int) -> int:
+    _ensure_run_record(storage)
+    storage.make_folder(layout.TERMS)
+    term = max((ticket.term for ticket in tickets), default=0) + 1
+    ticket = Ticket(
+        written_by=WRITTEN_BY,
+        term=term,
+        resumed_from=resumed_from,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        nonce=secrets.token_hex(16),
+        time=time.time(),
+    )
+    try:
+        storage.create(layout.ticket_file(term), envelope.seal(ticket))
+    except FileExistsError:
+        # A storage that retried a lost answer reports its own success as a conflict: the nonce tells.
+        winner = _read_ticket(storage, term)
+        if winner.nonce != ticket.nonce:
+            started = datetime.datetime.fromtimestamp(winner.time, datetime.UTC).isoformat(timespec="seconds")
+            raise RunOwned(storage.url, winner.host, winner.pid, started) from None
+    return term
+
+
+def _ensure_run_record(storage: Storage) -> None:
+    if read_run(storage) is None:
+        record = RunRecord(written_by=WRITTEN_BY, run=secrets.token_hex(8), time=time.time())
+        try:
+            storage.create(layout.RUN_FILE, envelope.seal(record))
+        except FileExistsError:
+            read_run(storage)
+
+
+def _write_holder(path: str) -> None:
+    """Advisory, for the message to a second daemon only; the lock itself is what holds."""
+    started = datetime.datetime.fromtimestamp(psutil.Process().create_time(), datetime.UTC)
+    holder = Holder(socket.gethostname(), os.getpid(), started.isoformat(timespec="seconds"))
+    with open(path, "r+b") as file:
+        file.truncate()
+        file.write(msgspec.json.encode(holder))
+
+
+def _read_holder(path: str) -> Holder | None:
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(4096), type=Holder)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,64 @@
+"""Words that the codec and the readers of a tree share: node kinds' key, paths, and finding a place by its path."""
+
+from typing import Any
+
+KIND = "!"
+"""The key that makes an object of the tree a node; its value names the kind."""
+
+MAX_DEPTH = 200
+"""Levels of nesting that a state may have."""
+
+Path = tuple[Any, ...]
+"""Where a value is found: () for the root, (parent path, key) below it. Joined only when somebody asks."""
+
+
+def joined(path: Path) -> str:
+    """The path as people write it: `hooks.EMA.decay`."""
+    keys: list[str] = []
+    while path:
+        path, key = path
+        keys.append(str(key))
+    return ".".join(reversed(keys))
+
+
+def children(node: Any) -> dict[str, Any]:
+    """What lies directly below a node, by the key that a path would name; empty for a leaf."""
+    if isinstance(node, list):
+        return {str(index): item for index, item in enumerate(node)}
+    if not isinstance(node, dict):
+        return {}
+    if KIND not in node:
+        return dict(node)
+    items = node.get("items")
+    if node[KIND] in _KEYED and isinstance(items, list):
+        return {str(children_key(key)): item for key, item in items}
+    if isinstance(items, list):
+        return {str(index): item for index, item in enumerate(items)}
+    fields = node.get("fields")
+    return dict(fields) if isinstance(fields, dict) else {}
+
+
+def children_key(key: Any) -> Any:
+    """A key of a keyed node as a path shows it: tuples as `(a, b)`."""
+    if isinstance(key, dict) and key.get(KIND) == "tuple":
+        return "(" + ", ".join(str(children_key(item)) for item in key["items"]) + ")"
+    return key
+
+
+def find(tree: Any, path: str) -> Any:
+    """The node at a path. KeyError(the part that led nowhere, the names that are there) otherwise.
+
+    Keys may hold dots themselves (`model.blocks.0.weight` is one key of `model`): the longest key that fits wins.
+    """
+    node, rest = tree, path
+    while rest:
+        below = children(node)
+        fitting = [key for key in below if rest == key or rest.startswith(f"{key}.")]
+        if not fitting:
+            raise KeyError(rest, sorted(below))
+        key = max(fitting, key=len)
+        node, rest = below[key], rest[len(key) + 1 :]
+    return node
+
+
+_KEYED = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})

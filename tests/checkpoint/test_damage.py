@@ -1,0 +1,95 @@
+"""Every byte of a checkpoint that is not what was written is noticed, and resume goes to the one before."""
+
+import pathlib
+import shutil
+
+import pytest
+import torch
+from trainerd.checkpoint import reader
+from trainerd.checkpoint.errors import CheckpointError
+from trainerd.checkpoint.storage import open_storage
+from trainerd.checkpoint.store import CheckpointStore
+from trainerd.checkpoint.terms import RunOwner
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with two whole checkpoints; tests damage the newer one and mend it again."""
+    storage = open_storage(str(tmp_path_factory.mktemp("damage") / "run"))
+    owner = RunOwner.acquire(storage)
+    store = CheckpointStore(storage, term=owner.ensure_term(0))
+    for step in (1, 2):
+        store.save(step, {"model": {"w": torch.full((4, 4), float(step))}, "hooks": {"N": {"n": step, "f": 0.5}}})
+    owner.release()
+    return store, storage.root
+
+
+def newest_files(root):
+    return sorted(pathlib.Path(root, "checkpoints/step-000000002.t1").iterdir())
+
+
+def assert_noticed(store, what):
+    infos = list(store.verify())
+    assert [info.state for info in infos] == ["valid", "damaged"], f"verify overlooked {what}"
+    assert infos[-1].reason
+    loaded = store.load()
+    assert loaded.step == 1, f"resume took a checkpoint with {what}"
+    assert len(loaded.skipped) == 1
+
+
+def test_every_single_flipped_byte_is_noticed_by_verify_and_resume(run):
+    """Manifest, header, padding and data, one byte at a time, each flipped in one bit and in all of them."""
+    store, root = run
+    flips = 0
+    for file in newest_files(root):
+        whole = file.read_bytes()
+        for position in range(len(whole)):
+            mask = 0xFF if position % 2 else 1 << position % 8
+            file.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            assert_noticed(store, f"byte {position} of {file.name} flipped by {mask:#x}")
+            flips += 1
+        file.write_bytes(whole)
+    assert store.load().step == 2
+    print(f"bytes flipped: {flips}")
+
+
+def test_a_file_cut_short_or_grown_is_noticed(run):
+    """At every length of the manifest, and every tenth of the data; also one byte too many, and gone altogether."""
+    store, root = run
+    for file in newest_files(root):
+        whole = file.read_bytes()
+        stride = 1 if file.suffix == ".json" else 10
+        for length in range(0, len(whole), stride):
+            file.write_bytes(whole[:length])
+            assert_noticed(store, f"{file.name} cut to {length} bytes")
+        file.write_bytes(whole + b"\0")
+        assert_noticed(store, f"{file.name} with a byte too many")
+        if file.suffix == ".safetensors":
+            file.unlink()
+            assert_noticed(store, f"{file.name} gone")
+        file.write_bytes(whole)
+    assert store.load().step == 2
+
+
+def test_two_swapped_manifests_are_noticed(run):
+    """A manifest says which checkpoint it belongs to; a copy of another one is not believed."""
+    store, root = run
+    *_, manifest = [file for file in newest_files(root) if file.name == "manifest.json"]
+    whole = manifest.read_bytes()
+    shutil.copy(manifest.parent.parent / "step-000000001.t1/manifest.json", manifest)
+    assert_noticed(store, "the manifest of another checkpoint")
+    manifest.write_bytes(whole)
+
+
+def test_a_damaged_ticket_stops_instead_of_guessing_the_lineage(run):
+    """Without every ticket nobody knows which checkpoints count: an error that names the file, never a wrong state."""
+    _, root = run
+    storage = open_storage(root)
+    ticket = pathlib.Path(root, "terms/000001.json")
+    whole = ticket.read_bytes()
+    for position in range(len(whole)):
+        ticket.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        with pytest.raises(CheckpointError, match=r"terms/000001\.json"):
+            reader.newest_step(storage)
+    ticket.write_bytes(whole)
+    assert reader.newest_step(storage) == 2
