@@ -14,7 +14,7 @@ BIN := .venv/bin
 MODULES := $(sort $(wildcard checkpoint/*.py trainer/*.py trainer/*/*.py daemon/*.py daemon/*/*.py))
 STAMP := .venv/.installed-$(firstword $(shell echo $(MODULES) | cksum))
 
-.PHONY: help demo test check fix bench clean install
+.PHONY: help demo test check fix bench campaign clean install
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ fix: $(STAMP) ## let ruff mend what it can
 
 bench: $(STAMP) ## measure, side by side with the floor and the peers
 	@$(BIN)/python benchmarks/bench.py
+
+campaign: $(STAMP) ## kill a training 500 times at random moments (about half an hour)
+	@TRAINERD_KILLS=500 $(BIN)/pytest -s tests/daemon/test_kills.py
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

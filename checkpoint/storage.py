@@ -83,17 +83,17 @@ class LocalStorage:
 
     def create(self, path: str, data: bytes) -> None:
         """Make a whole file appear under a free name, atomically; FileExistsError if the name is taken."""
-        with self._errors("write", path, passing=FileExistsError) as full:
+        with self._errors("write", path, passing=(FileExistsError,)) as full:
             durable.create(full, data)
 
     def write(self, path: str, parts: Iterable[Part]) -> int:
         """Write a new data file; return its bytes. Its name is durable once the folder's manifest is created."""
-        with self._errors("write", path, passing=FileExistsError) as full:
+        with self._errors("write", path, passing=(FileExistsError,)) as full:
             return durable.write_new(full, parts)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read bytes of a file; fewer than asked when it is shorter."""
-        with self._errors("read", path) as full, open(full, "rb", buffering=0) as file:
+        with self._errors("read", path, passing=(FileNotFoundError,)) as full, open(full, "rb", buffering=0) as file:
             if length is None:
                 file.seek(offset)
                 return file.read()
@@ -106,7 +106,7 @@ class LocalStorage:
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         """Fill a buffer from a file; return the bytes read, fewer when the file is shorter."""
-        with self._errors("read", path) as full, open(full, "rb", buffering=0) as file:
+        with self._errors("read", path, passing=(FileNotFoundError,)) as full, open(full, "rb", buffering=0) as file:
             done = 0
             while done < len(buffer) and (n := os.preadv(file.fileno(), [buffer[done:]], offset + done)):
                 done += n
@@ -144,7 +144,7 @@ class LocalStorage:
             durable.delete_folder(full)
 
     @contextmanager
-    def _errors(self, action: str, path: str, passing: type[OSError] = FileNotFoundError) -> Iterator[str]:
+    def _errors(self, action: str, path: str, passing: tuple[type[OSError], ...] = ()) -> Iterator[str]:
         full = os.path.join(self.root, path) if path else self.root
         try:
             yield full

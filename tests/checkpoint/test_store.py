@@ -308,12 +308,12 @@ def test_unknown_schemes_are_refused_by_name():
         open_storage("s3://bucket/run")
 
 
-def test_a_read_only_run_folder_is_one_paragraph(tmp_path):
-    """Permission is not damage: StorageUnusable names the place and the way out."""
-    folder = tmp_path / "run"
-    folder.write_text("a file")
-    with pytest.raises(StorageUnusable, match="choose another --dir"):
-        RunOwner.acquire(open_storage(str(folder / "below")))
+def test_a_run_folder_that_cannot_be_is_one_paragraph(tmp_path):
+    """It is not damage, nor a traceback: StorageUnusable names the place and the way out, whatever the reason."""
+    (tmp_path / "file").write_text("a file")
+    for folder in (tmp_path / "file", tmp_path / "file/below", "/proc/run", tmp_path / ("x" * 300)):
+        with pytest.raises(StorageUnusable, match=r"choose|Check the storage"):
+            RunOwner.acquire(open_storage(str(folder)))
 
 
 def test_a_full_disk_keeps_what_was_saved(tmp_path):

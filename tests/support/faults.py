@@ -33,7 +33,7 @@ class CrashingStorage:
 
 
 class CrashingSystem:
-    """The `os` module as `durable` sees it; the process dies around its k-th changing call, or half-way through a write."""
+    """The `os` module as `durable` sees it; the process dies around its k-th changing call, or half-way in a write."""
 
     CHANGING = frozenset({"open", "write", "fsync", "link", "replace", "unlink", "mkdir", "rmdir"})
 

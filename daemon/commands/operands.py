@@ -1,0 +1,49 @@
+"""DIR and DIR@STEP: which run a reading command means, and what to say when it is not there."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainerd.checkpoint.storage import Storage
+
+
+def split_operand(text: str) -> tuple[str, int | None]:
+    """Run URL and step of `DIR` or `DIR@STEP`.
+
+    A folder of that whole name wins, so `runs/a@5` may be a run; step 5 of `runs/a` is then `runs/a/@5`.
+    """
+    directory, at, step = text.rpartition("@")
+    if not at or not directory or not (step.isascii() and step.isdigit()) or os.path.isdir(text):
+        return text, None
+    return directory, int(step)
+
+
+def open_run(url: str) -> "Storage":
+    """The storage of a run that exists; NoCheckpoint otherwise. Changes nothing."""
+    from trainerd.checkpoint.errors import NoCheckpoint
+    from trainerd.checkpoint.layout import CHECKPOINTS, RUN_FILE, parse_checkpoint
+    from trainerd.checkpoint.storage import open_storage
+    from trainerd.daemon.near_names import near_files
+
+    storage = open_storage(url)
+    folder = os.path.expanduser(url.removeprefix("file://")).rstrip("/") or "/"
+    if not os.path.lexists(folder):
+        hint = near_files(folder)
+        if "@" in os.path.basename(folder):
+            hint = f"{hint} A step is given as a number: DIR@500."
+        raise NoCheckpoint(f"There is no run at {url}: the folder does not exist. {hint}".rstrip())
+    if not os.path.isdir(folder):
+        raise NoCheckpoint(f"There is no run at {url}: it is a file, and a run is a folder.")
+    if storage.size(RUN_FILE) is not None:
+        return storage
+
+    checkpoint = parse_checkpoint(os.path.basename(folder))
+    parent = os.path.dirname(folder)
+    if checkpoint is not None and os.path.basename(parent) == CHECKPOINTS:
+        raise NoCheckpoint(
+            f"{url} is a checkpoint's own folder. Name the run and the step instead: "
+            f"{os.path.dirname(parent)}@{checkpoint.step}."
+        )
+    inside = [name for name in storage.names("") if os.path.isfile(os.path.join(folder, name, RUN_FILE))][:8]
+    hint = f"Runs inside it: {', '.join(inside)}." if inside else "`trainerd run JOB --dir DIR` starts one."
+    raise NoCheckpoint(f"There is no run at {url}: it has no {RUN_FILE}, so no training began there yet. {hint}")

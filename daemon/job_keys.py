@@ -1,0 +1,129 @@
+"""The keys of a job file and their flags, read off the structs in `job`, and how each kind of value is read."""
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from trainerd.daemon import durations
+from trainerd.daemon.durations import Interval, Seconds, Steps
+from trainerd.daemon.job import Job
+from trainerd.daemon.job_errors import Place
+
+Table = type[msgspec.Struct]
+
+
+class Key(NamedTuple):
+    """One key of a job file."""
+
+    table: str  # "" for the top of the file, "checkpoint", "checkpoint.keep"
+    name: str
+    attribute: str  # its name in the struct
+    kind: Any  # str, int, dict, Seconds, Steps, Interval or a table
+    default: Any  # msgspec.NODEFAULT: it must be given
+    help: str
+    least: int | None
+    why_least: str
+
+    @property
+    def path(self) -> str:
+        """Table and name as one dotted name."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def flag(self) -> str:
+        """The flag that overrides it."""
+        return "--" + self.path.replace(".", "-").replace("_", "-")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it holds further keys."""
+        return isinstance(self.kind, type) and issubclass(self.kind, msgspec.Struct) and self.kind is not Interval
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person writes it; "" if there is none."""
+        if self.default is msgspec.NODEFAULT or self.default is None or self.kind is dict:
+            return ""
+        if self.is_table:
+            items = ((key, getattr(self.default, key.attribute)) for key in keys_of(self.kind, self.path))
+            return ", ".join(f"{key.name}={as_text(key.kind, value)}" for key, value in items if value is not None)
+        return as_text(self.kind, self.default)
+
+
+def keys_of(struct: Table = Job, table: str = "") -> Iterator[Key]:
+    """The keys of one table, in the order of its struct."""
+    for entry in msgspec.structs.fields(struct):
+        if typing.get_origin(entry.type) is not Annotated:
+            continue
+        annotated, meta = typing.get_args(entry.type)
+        default = entry.default
+        if default is msgspec.NODEFAULT and entry.default_factory is not msgspec.NODEFAULT:
+            default = entry.default_factory()
+        why = (meta.extra or {}).get("why_least", "")
+        kind = _kind(annotated)
+        yield Key(table, entry.encode_name, entry.name, kind, default, meta.description, meta.ge, why)
+
+
+def all_keys(struct: Table = Job, table: str = "") -> Iterator[Key]:
+    """The keys of a table and of all tables inside it; a table comes before its keys."""
+    for key in keys_of(struct, table):
+        yield key
+        if key.is_table:
+            yield from all_keys(key.kind, key.path)
+
+
+def flag_keys() -> list[Key]:
+    """The keys that have a flag of their own: all but the target (an operand), [config] (`--set`) and whole tables."""
+    named = [key for key in all_keys() if key.path not in ("target", "config")]
+    # `checkpoint.keep` is one flag: its keys go into the flag's value.
+    return [key for key in named if key.path.count(".") == 1 or (not key.table and not key.is_table)]
+
+
+def read(key: Key, value: object, place: Place) -> Any:
+    """The value of a key as found in a file or (always text) a flag; JobError names the place and what is allowed."""
+    if key.kind is str:
+        if not isinstance(value, str) or not value.strip():
+            raise place.error(value, "expected a text that is not empty.")
+        return value
+    if key.kind is int:
+        return _read_number(key, value, place)
+    parse, form = {
+        Seconds: (durations.parse_duration, durations.DURATION_FORM),
+        Steps: (durations.parse_steps, durations.STEPS_FORM),
+        Interval: (durations.parse_interval, durations.INTERVAL_FORM),
+    }[key.kind]
+    if not isinstance(value, str):
+        raise place.error(value, f"expected {form}, in quotes.")
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise place.error(value, f"{error}.") from None
+
+
+def as_text(kind: Any, value: Any) -> str:
+    """A value of this kind as a person writes it in a flag."""
+    if kind is Seconds:
+        return durations.format_duration(value)
+    return durations.format_steps(value) if kind is Steps else str(value)
+
+
+def _read_number(key: Key, value: object, place: Place) -> int:
+    number = value
+    if isinstance(value, str) and not place.file:
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+    if isinstance(number, bool) or not isinstance(number, int) or (key.least is not None and number < key.least):
+        least = f", {key.least} or more" if key.least is not None else ""
+        why = f" ({key.why_least})" if key.why_least else ""
+        raise place.error(value, f"expected a whole number{least}{why}.")
+    return number
+
+
+def _kind(annotated: Any) -> Any:
+    if isinstance(annotated, types.UnionType) or typing.get_origin(annotated) is typing.Union:
+        annotated = next(part for part in typing.get_args(annotated) if part is not type(None))
+    return typing.get_origin(annotated) or annotated

@@ -1,0 +1,135 @@
+"""The daemon: owns a run, holds a worker that trains it, and after any death starts another. Never imports torch."""
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import replace
+
+from trainerd.daemon.attempt import Attempt
+from trainerd.daemon.claim import Claim, claimed
+from trainerd.daemon.exit_codes import ExitCode
+from trainerd.daemon.job import Job
+from trainerd.daemon.launcher import launch
+from trainerd.daemon.output import Output, secure_standard_streams
+from trainerd.daemon.process_tree import Process, become_subreaper
+from trainerd.daemon.progress import Progress, short_time
+from trainerd.daemon.restart_policy import Cause, End, History, Incident, Restart, decide
+from trainerd.daemon.signals import Stop, catch_stop_signals, ignore_stop_signals
+
+
+def supervise(job: Job, *, fresh: bool) -> int:
+    """Train `job` to its end, and return the exit code of `trainerd run`.
+
+    Raises, before anything was trained, what `claimed` raises. Main thread only. SIGTERM, SIGINT and SIGHUP are ignored
+    when it returns, so that a late one cannot replace the exit code: the caller has only to exit.
+    """
+    secure_standard_streams()
+    stop = Stop()
+    catch_stop_signals(stop.ask)
+    become_subreaper()
+    try:
+        with claimed(job, fresh=fresh) as claim:
+            output = Output()
+            try:
+                return asyncio.run(Supervisor(job, claim, stop, output, fresh=fresh).run())
+            finally:
+                output.close()
+    finally:
+        ignore_stop_signals()
+
+
+class Supervisor:
+    """The loop over workers, and what is known across their deaths."""
+
+    def __init__(self, job: Job, claim: Claim, stop: Stop, output: Output, *, fresh: bool) -> None:
+        self._job = job
+        self._claim = claim
+        self._stop = stop
+        self._output = output
+        self._progress = Progress(output)
+        self._fresh = fresh
+        self._history = History(durable_step=claim.newest_step)
+        self._workers = 0
+        self._survivors: list[Process] = []
+        self._started_at = time.monotonic()
+        self._news = asyncio.Event()
+
+    async def run(self) -> int:
+        """Start workers until one of them brings the run to its end; return the exit code."""
+        if self._claim.nothing_to_do:
+            return self._end(End(ExitCode.FINISHED, self._claim.nothing_to_do))
+        loop = asyncio.get_running_loop()
+        self._stop.on_ask = lambda: loop.call_soon_threadsafe(self._news.set)
+        while not self._stop.asked:
+            incident = await self._one_worker()
+            jitter = random.random()  # noqa: S311 # nobody must be unable to guess it
+            decision, self._history = decide(self._history, incident, self._job.restart, jitter)
+            if isinstance(decision, End):
+                return self._end(decision)
+            if self._survivors:
+                return self._end(End(ExitCode.BAD_HOST, _cannot_be_killed(self._survivors)))
+            await self._pause(decision, incident)
+        return self._end(End(ExitCode.PREEMPTED_SAVED, f"stopped by {self._stop.reason} while no worker ran"))
+
+    async def _one_worker(self) -> Incident:
+        self._workers += 1
+        try:
+            worker = launch(self._job, fresh=self._fresh, step=self._history.durable_step, output=self._output)
+        except OSError as error:
+            return Incident(Cause.CRASH, self._history.durable_step, f"no worker could be started: {error}")
+        worker.attend(self._news.set)
+        self._progress.event(f"worker {worker.pid} started")
+        attempt = Attempt(
+            worker,
+            self._job,
+            self._claim.owner,
+            self._stop,
+            self._progress,
+            durable_step=self._history.durable_step,
+            restarts=self._workers - 1,
+        )
+        incident = replace(await attempt.follow(self._next_news), first_start=self._workers == 1)
+        self._survivors = attempt.survivors
+        if attempt.resumed_from is not None:
+            # Its term has begun: what this run has saved from now on counts, and the next worker resumes from it.
+            self._fresh = False
+            self._history = self._history.went_back_to(attempt.resumed_from)
+        self._history = self._history.after_durable(attempt.durable_step)
+        return incident
+
+    async def _pause(self, restart: Restart, incident: Incident) -> None:
+        """Tell of the incident and wait before the next worker; a stop ends the wait."""
+        again = f"restarting in {restart.delay_seconds:.1f} s (restart {restart.restart} of {restart.allowed})"
+        self._progress.event(f"the worker died at step {incident.step}: {incident.reason}")
+        self._progress.event(again)
+        self._progress.waiting(again)
+        until = time.monotonic() + restart.delay_seconds
+        while not self._stop.asked and (left := until - time.monotonic()) > 0:
+            await self._next_news(left)
+
+    async def _next_news(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        self._news.clear()
+
+    def _end(self, end: End) -> int:
+        self._progress.event(end.reason + self._totals())
+        if end.exit_code is not ExitCode.FINISHED:
+            self._progress.event(f"exit status {int(end.exit_code)}: {end.exit_code.meaning.replace('*', '')}")
+        return int(end.exit_code)
+
+    def _totals(self) -> str:
+        if not self._workers:
+            return ""
+        checkpoints, restarts = self._progress.checkpoints, self._workers - 1
+        return (
+            f" ({checkpoints} checkpoint{'s' * (checkpoints != 1)}, {restarts} restart{'s' * (restarts != 1)}, "
+            f"{short_time(time.monotonic() - self._started_at)})"
+        )
+
+
+def _cannot_be_killed(survivors: list[Process]) -> str:
+    pids = ", ".join(str(process.pid) for process in survivors)
+    return f"processes of the last worker cannot be killed ({pids}): no other is started beside them, look at this host"

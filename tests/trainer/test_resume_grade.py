@@ -1,0 +1,114 @@
+"""How exactly a resume continues is said, with the reason, and never better than it is."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.trainers import StopAt, assert_same, batches, simple_trainer, through_a_file
+from trainerd.trainer.data import ResumableLoader
+from trainerd.trainer.errors import StateMismatch
+
+
+class OwnState:
+    """A loader that saves itself as torchdata's does: after the last batch it stands at the end of its epoch."""
+
+    def __init__(self, count: int = 7) -> None:
+        self.data = batches(count)
+        self.position = 0
+        self.resumed = False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        torch.rand(1)
+        if not self.resumed:
+            self.position = 0
+        self.resumed = False
+        return self._rest()
+
+    def _rest(self) -> Iterator[torch.Tensor]:
+        while self.position < len(self.data):
+            self.position += 1
+            yield self.data[self.position - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        if state_dict["position"] > len(self.data):
+            raise IndexError("beyond the end")
+        self.position = state_dict.pop("position")
+        self.resumed = True
+
+
+class Promising(OwnState):
+    def resume_grade(self) -> tuple[str, str]:
+        return "bitwise", ""
+
+
+def resumable() -> ResumableLoader:
+    return ResumableLoader(torch.cat(batches()), batch_size=6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 8, 14])
+@pytest.mark.parametrize("loader", [OwnState, Promising, resumable])
+def test_a_loader_with_its_own_state_repeats_batches(loader: Any, step: int) -> None:
+    """A loader that saves itself continues exactly, in an epoch and at its very end."""
+    expected = simple_trainer(loader=loader())
+    expected.train(0, 17)
+    first = simple_trainer(loader=loader())
+    first.session = StopAt(step)
+    first.train(0, 17)
+    second = simple_trainer(loader=loader())
+    second.load_state_dict(first.session.state)
+    second.train(step, 17)
+    assert_same(second.state_dict(), expected.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("loader", "grade", "reason"),
+    [
+        (resumable, "bitwise", ""),
+        (Promising, "bitwise", ""),
+        (OwnState, "same data", "OwnState.*doesn't say"),
+        (batches, "position only", "list.*no state_dict"),
+    ],
+)
+def test_a_resume_claims_too_much(loader: Any, grade: str, reason: str) -> None:
+    """The grade is what the loader promises, and the reason names the loader."""
+    trainer = simple_trainer(loader=loader())
+    trainer.load_state_dict(through_a_file(trainer.state_dict()))
+    assert trainer.restored_grade == grade
+    assert (trainer.restored_reason == "") == (reason == "")
+    assert re.search(reason, trainer.restored_reason)
+
+
+def test_lost_random_numbers_count_as_bitwise() -> None:
+    """Without random numbers in the state a resume is not bitwise."""
+    trainer = simple_trainer(loader=resumable())
+    state = trainer.state_dict()
+    del state["rng"]
+    trainer.load_state_dict(state)
+    assert trainer.restored_grade == "same data"
+    assert "random" in trainer.restored_reason
+
+
+@pytest.mark.parametrize(("saved", "now"), [(resumable, batches), (batches, resumable)])
+def test_another_kind_of_loader_starts_over_in_silence(saved: Any, now: Any) -> None:
+    """A loader of another kind than the saved one is refused, or begins anew with a warning and says so."""
+    state = simple_trainer(loader=saved()).state_dict()
+    trainer = simple_trainer(loader=now())
+    with pytest.raises(StateMismatch, match="data loader"):
+        trainer.load_state_dict(state)
+    trainer.load_state_dict(state, on_mismatch="warn")
+    assert trainer.restored_grade == "position only"
+    assert "starts over" in trainer.restored_reason
+    trainer.train(0, 2)
+
+
+def test_a_loader_that_refuses_its_position_fails_in_the_middle_of_training() -> None:
+    """A loader that cannot take its position back is named when the state is loaded."""
+    first = simple_trainer(loader=OwnState())
+    first.train(0, 6)
+    with pytest.raises(StateMismatch, match=r"OwnState.*IndexError: beyond the end"):
+        simple_trainer(loader=OwnState(3)).load_state_dict(first.state_dict())

@@ -1,0 +1,21 @@
+"""Hooks that come with the trainer."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainerd.trainer.base import HookBase
+    from trainerd.trainer.hooks.lr_scheduler import LRScheduler
+
+__all__ = ["HookBase", "LRScheduler"]
+
+_HOMES = {
+    "HookBase": "trainerd.trainer.base",
+    "LRScheduler": "trainerd.trainer.hooks.lr_scheduler",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,109 @@
+"""What the whole state of a trainer is, and the part of it that lives in objects.
+
+Whole means: `iteration` and `step`, `model`, `optimizer`, `hooks` with `hook_modules`, `events`, `data`, `rng`. A
+trainer that lacks one of these lacks the entry. A state without `events` was taken before any training began; one
+without `step` is in detectron2's form, whose `iteration` is the finished one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trainerd.trainer import hook_state, model_state, optimizer_state, randomness
+from trainerd.trainer.data_position import DataPosition, Grade
+
+if TYPE_CHECKING:
+    from trainerd.trainer.base import HookBase
+
+
+def step_of(state: Mapping[str, Any]) -> int:
+    """Return the number of completed iterations that a saved state stands for."""
+    if "step" in state:
+        return int(state["step"])
+    return int(state["iteration"]) + 1
+
+
+def taken_before_training(state: Mapping[str, Any]) -> bool:
+    """Say whether a state was taken before `before_train` ever ran, so that it must be put back before it runs."""
+    return "rng" in state and "events" not in state
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects of a trainer that have state."""
+
+    model: torch.nn.Module | None
+    optimizer: Any
+    hooks: Sequence["HookBase"]
+    data: DataPosition | None
+
+    def capture(self, waiting: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the state of model, optimizer and hooks, with live tensors.
+
+        Hooks get `waiting` once more when training begins; until then that is their state, whatever they say.
+        """
+        state: dict[str, Any] = {}
+        if self.model is not None:
+            state["model"] = model_state.capture(self.model)
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            state["optimizer"] = optimizer_state.capture(self.optimizer, model_state.parameter_names(self.model))
+        elif self.optimizer is not None:
+            state["optimizer"] = self.optimizer.state_dict()
+        states, state["hook_modules"] = hook_state.collect(self.hooks)
+        if waiting is not None:
+            states |= {key: saved for key, _, saved in self._matching(waiting).pairs}
+        state["hooks"] = {key: states[key] for key in state["hook_modules"] if key in states}
+        return state
+
+    def differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Name what exists on one side only, in `state` or here."""
+        here = {
+            "model": self.model is not None,
+            "optimizer": self.optimizer is not None,
+            "data": self.data is not None,
+        }
+        told = [f"the saved {name} entry has no counterpart" for name in here if name in state and not here[name]]
+        if "step" in state:
+            told += [f"the {name} has no saved state" for name in here if here[name] and name not in state]
+        if self.data is not None and "data" in state:
+            told += filter(None, [self.data.mismatch(state["data"])])
+        return told + self._matching(state).left_over
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load model, optimizer and hooks; what can be refused is refused before anything is touched."""
+        matching = self._matching(state)
+        fitted = None
+        if self.model is not None and "model" in state:
+            fitted = model_state.fit(self.model, state["model"])
+        by_name = isinstance(self.optimizer, torch.optim.Optimizer)
+        has_optimizer = self.optimizer is not None and "optimizer" in state
+        if has_optimizer and by_name:
+            optimizer_state.check(self.optimizer, state["optimizer"], model_state.parameter_names(self.model))
+        if self.model is not None and fitted is not None:
+            self.model.load_state_dict(fitted)
+        # Before the optimizer: loading a scheduler may write learning rates, and the saved ones have the last word.
+        hook_state.load(matching)
+        if has_optimizer and by_name:
+            optimizer_state.load(self.optimizer, state["optimizer"])
+        elif has_optimizer:
+            self.optimizer.load_state_dict(state["optimizer"])
+
+    def fitting_data(self, state: Mapping[str, Any]) -> DataPosition | None:
+        """Return the data position if it can take the saved one."""
+        if self.data is None or "data" not in state or self.data.mismatch(state["data"]):
+            return None
+        return self.data
+
+    def grade(self, state: Mapping[str, Any], trainer_name: str) -> tuple[Grade, str]:
+        """Return how exactly `state` continues here, and why not higher."""
+        if self.data is None:
+            return "position only", f"{trainer_name} keeps no data position"
+        if self.fitting_data(state) is None:
+            return "position only", "no data position for this loader was saved, so the data starts over"
+        grade, reason = self.data.grade()
+        lost = randomness.shortfall(state.get("rng"))
+        return ("same data", lost) if lost and grade == "bitwise" else (grade, reason)
+
+    def _matching(self, state: Mapping[str, Any]) -> hook_state.Matching:
+        return hook_state.match(self.hooks, state.get("hooks", {}), state.get("hook_modules"))
