@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
 from trainerd.checkpoint import numpy_values, plain_values, tensor_values
 from trainerd.checkpoint.errors import Damaged, UnsupportedState
 from trainerd.checkpoint.tensor_values import Leaf

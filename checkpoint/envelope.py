@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 import xxhash
+
 from trainerd.checkpoint.errors import Damaged, FormatTooNew
 from trainerd.checkpoint.layout import FORMAT
 

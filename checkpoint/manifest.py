@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import msgspec
+
 from trainerd.checkpoint import dtypes, envelope
 from trainerd.checkpoint.errors import Damaged
 from trainerd.checkpoint.layout import CheckpointName, parse_checkpoint, parse_data_file

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from trainerd.checkpoint.errors import UnsupportedState
 from trainerd.checkpoint.trees import KIND, Path, joined
 

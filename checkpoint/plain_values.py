@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
 from trainerd.checkpoint.errors import MissingClass, UnsupportedState
 from trainerd.checkpoint.trees import KIND, Path, joined
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from trainerd.checkpoint import codec, pruning, reader, terms
 from trainerd.checkpoint.errors import CheckpointError, Damaged, NoCheckpoint, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from trainerd.checkpoint.dtypes import DTYPES
 from trainerd.checkpoint.errors import UnsupportedState
 from trainerd.checkpoint.trees import KIND, Path, joined

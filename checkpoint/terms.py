@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import filelock
 import msgspec
 import psutil
+
 from trainerd.checkpoint import envelope, layout
 from trainerd.checkpoint.errors import RunOwned, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 import xxhash
+
 from trainerd.checkpoint import dtypes, envelope, layout
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry

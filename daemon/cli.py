@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+
 from trainerd.daemon import console
 from trainerd.daemon.commands.inspect import inspect_checkpoint
 from trainerd.daemon.commands.list import list_run

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
+
 from trainerd.daemon.durations import Interval, Seconds, Steps
 
 

@@ -1,6 +1,7 @@
 """What is wrong with a job, where it stands, and the exit code that follows."""
 
 import msgspec
+
 from trainerd.daemon.exit_codes import ExitCode
 
 

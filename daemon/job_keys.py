@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+
 from trainerd.daemon import durations
 from trainerd.daemon.durations import Interval, Seconds, Steps
 from trainerd.daemon.job import Job

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+
 from trainerd.daemon.job import Job
 from trainerd.daemon.messages import Begin, DaemonMessage, Start, WorkerMessage, decode_worker, encode
 from trainerd.daemon.output import STDERR, STDOUT, LineGate, Output

@@ -78,13 +78,13 @@ class Output:
         """Take the bottom line away and write what is queued, for CLOSE_SECONDS at most."""
         with self._changed:
             self._line = b""
-            self._tell_dropped()
+            self._tell_dropped(room_bytes=QUEUE_BYTES + OWN_LINES_BYTES)
             self._closing = True
             self._changed.notify()
         self._thread.join(CLOSE_SECONDS)
 
-    def _tell_dropped(self) -> None:
-        if self._dropped_bytes and self._queued_bytes < QUEUE_BYTES // 2:
+    def _tell_dropped(self, room_bytes: int = QUEUE_BYTES // 2) -> None:
+        if self._dropped_bytes and self._queued_bytes < room_bytes:
             note = (
                 f"trainerd: {self._dropped_bytes} bytes of the worker's output were dropped: nobody read them in time\n"
             )

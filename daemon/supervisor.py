@@ -115,7 +115,8 @@ class Supervisor:
         self._news.clear()
 
     def _end(self, end: End) -> int:
-        self._progress.event(end.reason + self._totals())
+        told_by_itself = end.exit_code in {ExitCode.FINISHED, ExitCode.PREEMPTED_SAVED, ExitCode.PREEMPTED_UNSAVED}
+        self._progress.event(end.reason + self._totals() if told_by_itself else end.reason)
         if end.exit_code is not ExitCode.FINISHED:
             self._progress.event(f"exit status {int(end.exit_code)}: {end.exit_code.meaning.replace('*', '')}")
         return int(end.exit_code)

@@ -61,8 +61,8 @@ def _is_daemons(trace: TracebackType) -> bool:
 
 
 def _is_users(path: str, module: str) -> bool:
-    # By module, not path: an editable install keeps our own files outside site-packages.
-    if module.startswith("trainerd.") or path.startswith("<"):
+    # By module, not path: an editable install keeps our own files outside site-packages. __main__ is the worker itself.
+    if module == "__main__" or module.startswith("trainerd.") or path.startswith("<"):
         return False
     return not os.path.realpath(path).startswith(_LIBRARIES)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+
 from trainerd.trainer.loader_processes import LoaderProcesses, ProcessStart
 from trainerd.trainer.sample_order import SampleOrder, checked_order
 from trainerd.trainer.sample_randomness import BatchRequest, MapDataset, SeededBatches

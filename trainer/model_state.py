@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
 from trainerd.trainer.errors import StateMismatch
 
 SHOWN_NAMES = 20

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+
 from trainerd.trainer.errors import StateMismatch
 
 SHOWN_NAMES = 40

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
 from trainerd.trainer.sample_randomness import MASK_64, ORDER, BatchRequest, mixed
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+
 from trainerd.trainer.base import TrainerBase
 from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.events import get_event_storage

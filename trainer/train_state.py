@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from trainerd.trainer import hook_state, model_state, optimizer_state, randomness
 from trainerd.trainer.data_position import DataPosition, Grade
 

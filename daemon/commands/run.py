@@ -4,6 +4,7 @@ import inspect
 from typing import Annotated, Any
 
 import typer
+
 from trainerd.daemon.durations import Interval, Seconds
 from trainerd.daemon.job_keys import Key, flag_keys
 

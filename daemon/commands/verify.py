@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+
 from trainerd.daemon.exit_codes import ExitCode
 
 

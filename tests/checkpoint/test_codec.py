@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.states import assert_same
+
 from trainerd.checkpoint import codec, dtypes
 from trainerd.checkpoint.errors import Damaged, MissingClass, UnsupportedState
 from trainerd.checkpoint.tensor_values import memory_view

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.faults import CRASHED, CrashingStorage, CrashingSystem, in_child
 from support.states import assert_same
+
 from trainerd.checkpoint import durable
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+
 from trainerd.checkpoint import reader
 from trainerd.checkpoint.errors import CheckpointError
 from trainerd.checkpoint.storage import open_storage

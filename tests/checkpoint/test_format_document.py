@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+
 from trainerd.checkpoint import codec, dtypes, envelope, manifest, terms
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainerd.checkpoint.retention import Keep, Kept, reasons
 
 checkpoints = st.lists(

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 import xxhash
 from support.states import assert_same
+
 from trainerd.checkpoint import codec, envelope, layout, reader, writer
 from trainerd.checkpoint.errors import (
     Damaged,

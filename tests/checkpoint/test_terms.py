@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainerd.checkpoint.errors import FormatTooNew, RunOwned
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.storage import open_storage

@@ -23,10 +23,10 @@ WITHOUT_TORCH = {
     "import fails": ("1 / 0\n", ["cannot be imported at train.py:1 (<module>)", "ZeroDivisionError: division by zero"]),
     "import exits": ("import sys\nsys.exit(3)\n", ["importing", "called sys.exit(3) at train.py:2 (<module>)"]),
     "raises": (
-        "def load(p): raise OSError(2, 'Kein Anschluss\\nunter dieser Nummer')\n\ndef build_trainer(c): return load(3)\n",
+        "def load(p): raise OSError(2, 'Kein\\nAnschluss hier')\n\ndef build_trainer(c): return load(3)\n",
         [
             "failed at train.py:3 (build_trainer) → train.py:1 (load)",
-            "FileNotFoundError: [Errno 2] Kein Anschluss unter dieser Nummer",
+            "FileNotFoundError: [Errno 2] Kein Anschluss hier",
             "{'lr': 0.5}",
         ],
     ),

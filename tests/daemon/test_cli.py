@@ -6,6 +6,7 @@ import types
 
 import pytest
 from support.command_line import TRAINERD, assert_refused, trainerd
+
 from trainerd.checkpoint.errors import Damaged, NoCheckpoint, RunOwned, StorageUnusable, UnsupportedState
 from trainerd.daemon import cli
 from trainerd.daemon.exit_codes import ExitCode, exit_code_of

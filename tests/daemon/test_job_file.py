@@ -4,6 +4,7 @@ import math
 import os
 
 import pytest
+
 from trainerd.daemon.durations import Interval, Seconds, Steps
 from trainerd.daemon.job import CheckpointTable, Job, KeepTable, PreemptionTable, RestartTable
 from trainerd.daemon.job_errors import JobError

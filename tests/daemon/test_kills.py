@@ -1,5 +1,6 @@
 """A training that is killed at random moments ends bit for bit like one that was not."""
 
+import contextlib
 import os
 import random
 import signal
@@ -20,10 +21,8 @@ def strike(run, victim, number):
     """Send a signal to the worker, the daemon, or both within the same moment."""
     workers = run.workers[-1:]
     for pid in {"worker": workers, "daemon": [run.pid], "both": [*workers, run.pid]}[victim]:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it had just died of something else: a random moment too
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass  # it had just died of something else, which is a random moment too
 
 
 @pytest.mark.timeout(300 + 10 * KILLS)

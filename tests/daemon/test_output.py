@@ -8,6 +8,7 @@ import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainerd.daemon.output import LineGate
 from trainerd.daemon.progress import Rate, View, plain_line, short_time
 from trainerd.daemon.states import WorkerState
@@ -33,7 +34,7 @@ def test_a_line_without_end_does_not_grow_in_memory() -> None:
 
 
 def test_what_nobody_reads_is_dropped_and_counted() -> None:
-    """The queue is bounded; once the reader is back, it is told how many bytes are missing, and our own lines are there."""
+    """The queue is bounded; a reader that comes back is told how many bytes are missing, and our own lines are there."""
     script = """
 import sys
 from trainerd.daemon.output import QUEUE_BYTES, STDOUT, Output

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.command_line import TRAINERD, assert_refused, trainerd
+
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainerd.daemon.durations import Seconds
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import RestartTable

@@ -7,6 +7,7 @@ import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trainerd.daemon.status_page import PHASE_BYTES, StatusPage
 
 CHILD = """

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
 from trainerd.trainer.base import HookBase
 from trainerd.trainer.simple import SimpleTrainer
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
+
 from trainerd.trainer.data import ResumableLoader
 from trainerd.trainer.sample_order import permutation
 from trainerd.trainer.sample_randomness import ORDER, mixed, splitmix64

@@ -15,6 +15,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+
 from trainerd.trainer.data import ResumableLoader
 
 DEADLINE_SECONDS = 60

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.trainers import assert_same, through_a_file
+
 from trainerd.trainer.events import KEPT_VALUES, EventStorage, HistoryBuffer, get_event_storage
 
 

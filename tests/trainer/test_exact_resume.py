@@ -8,6 +8,7 @@ import torch
 from support.trainers import Net, Recorder, StopAt, assert_same, batches, seed, simple_trainer, through_a_file
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
+
 from trainerd.trainer.base import HookBase, TrainerBase
 from trainerd.trainer.data import ResumableLoader
 from trainerd.trainer.hooks import LRScheduler

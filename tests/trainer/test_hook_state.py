@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.trainers import assert_same, simple_trainer, through_a_file
+
 from trainerd.trainer.base import HookBase
 from trainerd.trainer.errors import HookStateError, StateMismatch
 

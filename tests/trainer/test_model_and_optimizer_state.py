@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.trainers import assert_same, batches, through_a_file
 from torch import nn
+
 from trainerd.trainer import model_state, optimizer_state
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.simple import SimpleTrainer

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.trainers import StopAt, assert_same, batches, simple_trainer, through_a_file
+
 from trainerd.trainer.data import ResumableLoader
 from trainerd.trainer.errors import StateMismatch
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.trainers import StopAt, batches, seed, simple_trainer
+
 from trainerd.trainer import hooks
 from trainerd.trainer.base import HookBase, TrainerBase
 from trainerd.trainer.errors import StateMismatch

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
+
 from trainerd.trainer.base import HookBase
 
 
