@@ -34,7 +34,7 @@ def test_a_line_without_end_does_not_grow_in_memory() -> None:
 
 
 def test_what_nobody_reads_is_dropped_and_counted() -> None:
-    """The queue is bounded; a reader that comes back is told how many bytes are missing, and our own lines are there."""
+    """The queue is bounded; a reader that comes back is told how many bytes are missing; our own lines are there."""
     script = """
 import sys
 from trainerd.daemon.output import QUEUE_BYTES, STDOUT, Output
