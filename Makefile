@@ -1,6 +1,8 @@
 # Everything a developer types. Each target sets up .venv by itself, and only when something changed.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# An empty environment has no PATH at all, and Python cannot find itself then.
+export PATH := $(or $(PATH),/usr/local/bin:/usr/bin:/bin)
 PYTHON ?= python3.11
 ifeq ($(shell command -v $(PYTHON)),)
 PYTHON := python3
