@@ -87,9 +87,7 @@ class Attempt:
                 self._saved_at = now
                 self._progress.saved(message.step, message.seconds, now)
             case SaveFailed():
-                self._progress.event(
-                    f"the state of step {message.step} could not be saved: {message.reason} Training goes on"
-                )
+                pass  # the worker has told the user already, in its own log line
             case Finished() | Stopped() | Failed():
                 self._last_word = message
                 self._leave(now)
