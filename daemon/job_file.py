@@ -10,7 +10,7 @@ from trainerd.daemon.job_config import apply_settings, check_config
 from trainerd.daemon.job_errors import JobError, Place
 from trainerd.daemon.job_keys import Key, Table, all_keys, flag_keys, keys_of, read
 from trainerd.daemon.near_names import did_you_mean, near_files
-from trainerd.daemon.targets import resolve_target
+from trainerd.daemon.target_names import resolve_target
 
 _EXAMPLES = {"target": 'target = "train.py:build_trainer"', "dir": 'dir = "runs/a"', "max_iter": "max_iter = 10000"}
 

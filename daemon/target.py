@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import JobError
 from trainerd.daemon.near_names import did_you_mean, near_files
-from trainerd.daemon.targets import Target, split_target
+from trainerd.daemon.target_names import Target, split_target
 from trainerd.daemon.user_frames import chain, one_paragraph
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from trainerd.daemon.durations import (
     parse_steps,
 )
 from trainerd.daemon.job_errors import JobError, Place
-from trainerd.daemon.targets import Target, resolve_target, split_target
+from trainerd.daemon.target_names import Target, resolve_target, split_target
 
 
 @pytest.mark.parametrize(
