@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # An empty environment has no PATH at all, and Python cannot find itself then.
-export PATH := $(or $(PATH),/usr/local/bin:/usr/bin:/bin)
+export PATH := $(or $(PATH),/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 PYTHON ?= python3.11
 ifeq ($(shell command -v $(PYTHON)),)
 PYTHON := python3

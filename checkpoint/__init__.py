@@ -14,6 +14,7 @@ _HOMES = {
     "FormatTooNew": "errors",
     "Keep": "retention",
     "NoCheckpoint": "errors",
+    "RunDamaged": "errors",
     "RunOwned": "errors",
     "RunOwner": "terms",
     "StorageUnusable": "errors",

@@ -46,6 +46,16 @@ class Damaged(CheckpointError):
         super().__init__(f"{name} is damaged: {reason}.")
 
 
+class RunDamaged(CheckpointError):
+    """A file on which the whole run depends is not what was written: nothing may be loaded or written by guesswork."""
+
+    def __init__(self, damage: Damaged) -> None:
+        super().__init__(
+            f"{damage} Without it nobody can tell which checkpoints count, so nothing was read or changed. Bring that "
+            f"file back from a copy of the run folder, or train on in another --dir."
+        )
+
+
 class FormatTooNew(CheckpointError):
     """The run was made by a format that this version does not know."""
 

@@ -11,7 +11,7 @@ from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import Chunk, Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.storage import Storage
-from trainerd.checkpoint.terms import committed, counts, read_tickets
+from trainerd.checkpoint.terms import committed, counts, read_run, read_tickets
 from trainerd.checkpoint.trees import KIND, find
 
 State = Literal["valid", "damaged", "incomplete", "superseded"]
@@ -67,7 +67,11 @@ def list_checkpoints(storage: Storage) -> list[CheckpointInfo]:
 
 
 def verify_checkpoints(storage: Storage, step: int | None = None) -> Iterator[CheckpointInfo]:
-    """As `list_checkpoints`, or one step of it, with every byte of data read and held against its hash."""
+    """As `list_checkpoints`, or one step of it, with every byte of data read and held against its hash.
+
+    RunDamaged if a file is damaged on which all of them depend.
+    """
+    read_run(storage)
     for info in list_checkpoints(storage):
         if step is None or info.step == step:
             yield _verify(storage, info) if info.state in ("valid", "superseded") else info

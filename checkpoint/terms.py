@@ -16,7 +16,8 @@ import msgspec
 import psutil
 
 from trainerd.checkpoint import envelope, layout
-from trainerd.checkpoint.errors import RunOwned, StorageUnusable
+from trainerd.checkpoint.envelope import Body
+from trainerd.checkpoint.errors import Damaged, RunDamaged, RunOwned, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import RunRecord
 from trainerd.checkpoint.storage import LocalStorage, Storage
@@ -44,14 +45,21 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def read_tickets(storage: Storage) -> list[Ticket]:
-    """All tickets of a run, by term. Damaged if one is not what was written: without it the lineage is unknown."""
+    """All tickets of a run, by term. RunDamaged if one is not what was written: without it the lineage is unknown."""
     terms = sorted(term for name in storage.names(layout.TERMS) if (term := layout.parse_ticket(name)) is not None)
     return [_read_ticket(storage, term) for term in terms]
 
 
 def _read_ticket(storage: Storage, term: int) -> Ticket:
     path = layout.ticket_file(term)
-    return envelope.unseal(storage.read(path), Ticket, f"{storage.url}/{path}")
+    return _unsealed(storage, path, storage.read(path), Ticket)
+
+
+def _unsealed(storage: Storage, path: str, data: bytes, body_type: type[Body]) -> Body:
+    try:
+        return envelope.unseal(data, body_type, f"{storage.url}/{path}")
+    except Damaged as damage:
+        raise RunDamaged(damage) from None
 
 
 def counts(name: CheckpointName, tickets: Iterable[Ticket]) -> bool:
@@ -66,12 +74,12 @@ def committed(storage: Storage) -> list[CheckpointName]:
 
 
 def read_run(storage: Storage) -> RunRecord | None:
-    """The run's own record; None before its first term. FormatTooNew or Damaged if it cannot be used."""
+    """The run's own record; None before its first term. FormatTooNew or RunDamaged if it cannot be used."""
     try:
         data = storage.read(layout.RUN_FILE)
     except FileNotFoundError:
         return None
-    return envelope.unseal(data, RunRecord, f"{storage.url}/{layout.RUN_FILE}")
+    return _unsealed(storage, layout.RUN_FILE, data, RunRecord)
 
 
 class RunOwner:
@@ -84,7 +92,7 @@ class RunOwner:
 
     @classmethod
     def acquire(cls, storage: Storage) -> "RunOwner":
-        """Lock the run, making its folder if need be. RunOwned, StorageUnusable, FormatTooNew, Damaged."""
+        """Lock the run, making its folder if need be. RunOwned, StorageUnusable, FormatTooNew, RunDamaged."""
         assert isinstance(storage, LocalStorage)
         read_run(storage)
         storage.make_folder("")

@@ -13,6 +13,7 @@ from trainerd.daemon.commands.run import run
 from trainerd.daemon.commands.verify import verify_run
 from trainerd.daemon.exit_codes import ExitCode, exit_code_of
 from trainerd.daemon.near_names import nearest
+from trainerd.daemon.standard_streams import occupy_closed_streams
 
 app = typer.Typer(
     help="A training daemon for PyTorch on machines that get taken away: it resumes bit for bit.",
@@ -47,6 +48,7 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit code. Only a fault of the program itself ends in a traceback."""
+    occupy_closed_streams()
     command = typer.main.get_command(app)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

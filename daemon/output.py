@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import select
-import sys
 import threading
 from collections import deque
 
@@ -22,22 +21,12 @@ _CLEAR = b"\r\x1b[2K"
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EIO, errno.ECONNRESET})
 
 
-def secure_standard_streams() -> None:
-    """Occupy closed standard descriptors, or the next file opened (the run's lock) would receive our output."""
-    for fd in (0, STDOUT, STDERR):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one, since those below are open
-
-
 class Output:
     """Writes to standard output and standard error of the daemon, in order, without ever blocking the caller."""
 
     def __init__(self) -> None:
         self.live = _is_terminal(STDERR)
-        # A stream that Python found closed at start may since be someone else's file: never write there.
-        self._gone = {fd for fd, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)) if stream is None}
+        self._gone: set[int] = set()
         self._shares_terminal = self.live and _is_terminal(STDOUT)
         self._pieces: deque[tuple[int, bytes]] = deque()
         self._queued_bytes = 0

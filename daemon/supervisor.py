@@ -11,7 +11,7 @@ from trainerd.daemon.claim import Claim, claimed
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
 from trainerd.daemon.launcher import launch
-from trainerd.daemon.output import Output, secure_standard_streams
+from trainerd.daemon.output import Output
 from trainerd.daemon.process_tree import Process, become_subreaper
 from trainerd.daemon.progress import Progress, short_time
 from trainerd.daemon.restart_policy import Cause, End, History, Incident, Restart, decide
@@ -24,7 +24,6 @@ def supervise(job: Job, *, fresh: bool) -> int:
     Raises, before anything was trained, what `claimed` raises. Main thread only. SIGTERM, SIGINT and SIGHUP are ignored
     when it returns, so that a late one cannot replace the exit code: the caller has only to exit.
     """
-    secure_standard_streams()
     stop = Stop()
     catch_stop_signals(stop.ask)
     become_subreaper()

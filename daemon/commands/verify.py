@@ -12,6 +12,7 @@ def verify_run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; its shape is in docs/commands.md.")] = False,
 ) -> None:
     """Check every byte of a run's checkpoints against its hash; exit 65 when damage was found."""
+    from trainerd.checkpoint.errors import RunDamaged
     from trainerd.checkpoint.reader import read_step, verify_checkpoints
     from trainerd.daemon import console
     from trainerd.daemon.commands.list import report_json, report_table
@@ -26,6 +27,10 @@ def verify_run(
         for info in verify_checkpoints(storage, step):
             found.append(info)
             progress.show(f"verifying {operand}: {len(found)} done, last step {info.step} {info.state} ...")
+    except RunDamaged as damage:
+        progress.clear()
+        console.fail(str(damage))
+        raise typer.Exit(ExitCode.DAMAGE_FOUND) from None
     finally:
         progress.clear()
     if step is not None and not found:

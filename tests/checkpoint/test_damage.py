@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainerd.checkpoint import reader
-from trainerd.checkpoint.errors import CheckpointError
+from trainerd.checkpoint.errors import RunDamaged
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
 from trainerd.checkpoint.terms import RunOwner
@@ -90,7 +90,8 @@ def test_a_damaged_ticket_stops_instead_of_guessing_the_lineage(run):
     whole = ticket.read_bytes()
     for position in range(len(whole)):
         ticket.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
-        with pytest.raises(CheckpointError, match=r"terms/000001\.json"):
-            reader.newest_step(storage)
+        for look in (reader.newest_step, lambda storage: list(reader.verify_checkpoints(storage))):
+            with pytest.raises(RunDamaged, match=r"terms/000001\.json"):
+                look(storage)
     ticket.write_bytes(whole)
     assert reader.newest_step(storage) == 2

@@ -311,3 +311,14 @@ def test_a_reader_that_has_gone_is_no_error_and_hides_none(run, step, code):
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("name", ["run.json", "terms/000001.json"])
+def test_verify_does_not_overlook_the_files_that_all_checkpoints_depend_on(run, name):
+    """A damaged ticket or run record is damage, with the way out; the checkpoints alone would look whole."""
+    path = Path(run) / name
+    path.write_bytes(path.read_bytes().replace(b"t", b"T", 1))
+    done = trainerd("verify", run)
+    assert done.returncode == 65
+    assert f"{name} is damaged" in done.stderr
+    assert "from a copy" in done.stderr

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 from support.runs import TINY, TRAINERD, Run, final_state, write_target
 
 # The folder of checkpoints makes way for a file: every save fails, as on a disk that went away.
@@ -175,3 +176,14 @@ def build_trainer""")), tmp_path / "run"  # fmt: skip
     assert subprocess.run(["sh", "-c", command], timeout=60, check=False).returncode == 0
     assert final_state(folder)["step"] == 4
     assert not any(b"harmful" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-daemon"]])
+def test_closed_standard_streams_cost_output_never_the_run(tmp_path: Path, flags: list[str]) -> None:
+    """Started with all three closed, it trains; what it would have printed ends up in none of the run's files."""
+    target, folder = write_target(tmp_path), tmp_path / "run"
+    command = f'exec "$0" run {target} --dir {folder} --max-iter 6 "$@" <&- >&- 2>&-'
+    done = subprocess.run(["bash", "-c", command, TRAINERD, *flags], check=False, timeout=60)
+    assert done.returncode == 0
+    assert final_state(folder)["step"] == 6
+    assert b"step" not in (folder / "lock").read_bytes()
