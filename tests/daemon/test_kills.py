@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from support.runs import Run, assert_same, eventually, final_state, finish, is_alive, write_target
+from support.runs import Run, eventually, final_state, finish, is_alive, write_target
+from support.states import assert_same
 
 from trainerd.checkpoint.reader import newest_step
 from trainerd.checkpoint.storage import open_storage

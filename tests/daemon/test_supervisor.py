@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.runs import TINY, Run, assert_same, eventually, final_state, finish, is_alive, write_target
+from support.runs import TINY, Run, eventually, final_state, finish, is_alive, write_target
+from support.states import assert_same
 
 STEPS = 20
 

@@ -216,24 +216,3 @@ def final_state(folder: Path) -> Any:
     assert loaded is not None
     del loaded.state["events"]["histories"]["data_time"], loaded.state["events"]["latest"]["data_time"]
     return loaded.state
-
-
-def assert_same(one: Any, other: Any, path: str = "state") -> None:
-    """Fail unless two states are equal bit for bit."""
-    import torch
-
-    assert type(one) is type(other), path
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype, path
-        assert one.shape == other.shape, path
-        assert torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)), path
-    elif isinstance(one, dict):
-        assert list(one) == list(other), path
-        for key in one:
-            assert_same(one[key], other[key], f"{path}.{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), path
-        for index, pair in enumerate(zip(one, other, strict=True)):
-            assert_same(*pair, f"{path}[{index}]")
-    else:
-        assert one == other or (one != one and other != other), f"{path}: {one!r} and {other!r}"
