@@ -279,7 +279,9 @@ class TrainerBase:
             return
         text = f"The saved state and this {type(self).__qualname__} differ: {'; '.join(differences)}."
         if on_mismatch == "error":
-            raise StateMismatch(f'{text} Restore the code that saved it, or load with on_mismatch="warn".')
+            raise StateMismatch(
+                f'{text} Bring that code back, or pass on_mismatch="warn" to load_state_dict.'
+            )
         logger.warning("%s What has no counterpart is ignored, what has no saved state starts afresh.", text)
 
     def _restore_all(self, state: Mapping[str, Any]) -> None:
