@@ -156,6 +156,9 @@ class TrainerBase:
 
     def _begin(self) -> None:
         self.mark("start")
+        if missing := train_state.left_out(self, self._hooks):
+            text = "%s: %s will not be saved, so no resume will be exact; add it in state_dict and load_state_dict"
+            logger.warning(text, type(self).__qualname__, ", ".join(missing))
         saved = self._to_restore
         early = saved is not None and train_state.taken_before_training(saved)
         if saved is not None and early:
@@ -258,6 +261,8 @@ class TrainerBase:
         self._step = self._state_step = train_state.step_of(state_dict)
         self._to_restore = state_dict
         self._grade, self._grade_reason = parts.grade(state_dict, type(self).__qualname__)
+        if missing := train_state.left_out(self, self._hooks):
+            self._grade, self._grade_reason = "position only", f"{', '.join(missing)} of the trainer was not saved"
 
     @property
     def restored_grade(self) -> Grade:
@@ -279,19 +284,31 @@ class TrainerBase:
             return
         text = f"The saved state and this {type(self).__qualname__} differ: {'; '.join(differences)}."
         if on_mismatch == "error":
-            raise StateMismatch(
-                f'{text} Bring that code back, or pass on_mismatch="warn" to load_state_dict.'
-            )
+            raise StateMismatch(f'{text} Bring that code back, or pass on_mismatch="warn" to load_state_dict.')
         logger.warning("%s What has no counterpart is ignored, what has no saved state starts afresh.", text)
 
     def _restore_all(self, state: Mapping[str, Any]) -> None:
         """Put everything back, random numbers last: creating a data iterator draws some."""
-        parts = self._parts()
-        parts.load(state)
         if "events" in state:
             self.storage.load_state_dict(state["events"])
+        self._restore_objects(state)
+        if "rng" in state:
+            randomness.restore(state["rng"])
+
+    def _restore_as_driven(self) -> None:
+        """Put back what was loaded into a trainer whose `run_step` another trainer calls, as it never sees `train`.
+
+        The random numbers are the other one's, which has put them back and may have drawn from them since.
+        """
+        saved, self._to_restore = self._to_restore, None
+        assert saved is not None
+        streams = randomness.capture_raw()
+        self._restore_objects(saved)
+        randomness.restore_raw(streams)
+
+    def _restore_objects(self, state: Mapping[str, Any]) -> None:
+        parts = self._parts()
+        parts.load(state)
         data = parts.fitting_data(state)
         if data is not None:
             data.load_state_dict(state["data"])
-        if "rng" in state:
-            randomness.restore(state["rng"])

@@ -66,6 +66,16 @@ def restore(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(cuda.cpu(), index)
 
 
+def restore_raw(raw: RawStates) -> None:
+    """Put back what `capture_raw` took in this process."""
+    python, legacy, cpu, cuda = raw
+    random.setstate(python)
+    np.random.set_state(legacy)
+    torch.set_rng_state(cpu)
+    for index, state in enumerate(cuda):
+        torch.cuda.set_rng_state(state, index)
+
+
 def shortfall(state: Mapping[str, Any] | None) -> str:
     """Say why restoring `state` would not bring every generator back; empty when it would."""
     if state is None:

@@ -56,6 +56,8 @@ class SimpleTrainer(TrainerBase):
                 f"The model is in eval mode at iteration {self.iter}: some hook called model.eval() and did not call "
                 "model.train() afterwards."
             )
+        if self._to_restore is not None:
+            self._restore_as_driven()
         if self._unwritten:
             self._raise_writer_errors()
         self.mark("data")

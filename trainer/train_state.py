@@ -30,6 +30,26 @@ def taken_before_training(state: Mapping[str, Any]) -> bool:
     return "rng" in state and "events" not in state
 
 
+def left_out(trainer: object, hooks: Sequence["HookBase"]) -> list[str]:
+    """Name the attributes of a trainer with state of their own that its state does not hold.
+
+    A subclass with a `state_dict` of its own knows what it needs, and so does a hook that holds the object; for any
+    other, only `model` and `optimizer` are saved.
+    """
+    if not type(trainer).state_dict.__module__.startswith("trainerd.trainer."):  # type: ignore[attr-defined]
+        return []
+    model = getattr(trainer, "model", None)
+    covered = {id(getattr(trainer, "optimizer", None))}
+    covered |= {id(value) for hook in hooks for value in vars(hook).values()}
+    covered |= {id(module) for module in model.modules()} if isinstance(model, torch.nn.Module) else set()
+    stateful = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+    return [
+        f"{name} ({type(value).__qualname__})"
+        for name, value in vars(trainer).items()
+        if isinstance(value, stateful) and id(value) not in covered and value.state_dict()
+    ]
+
+
 @dataclass(frozen=True)
 class Parts:
     """The objects of a trainer that have state."""

@@ -10,6 +10,8 @@ from support.trainers import StopAt, assert_same, batches, simple_trainer, throu
 
 from trainerd.trainer.data import ResumableLoader
 from trainerd.trainer.errors import StateMismatch
+from trainerd.trainer.hooks import LRScheduler
+from trainerd.trainer.simple import SimpleTrainer
 
 
 class OwnState:
@@ -113,3 +115,41 @@ def test_a_loader_that_refuses_its_position_fails_in_the_middle_of_training() ->
     first.train(0, 6)
     with pytest.raises(StateMismatch, match=r"OwnState.*IndexError: beyond the end"):
         simple_trainer(loader=OwnState(3)).load_state_dict(first.state_dict())
+
+
+class TwoOptimizers(SimpleTrainer):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.critic = torch.nn.Linear(2, 2)
+        self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9)
+        self.alias = self.model
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.register_hooks([LRScheduler(self.scheduler)])
+        self.loss = torch.nn.MSELoss()
+
+    def run_step(self):
+        super().run_step()
+
+
+class WithItsOwnState(TwoOptimizers):
+    def state_dict(self):
+        return super().state_dict() | {"critic": self.critic.state_dict()}
+
+
+def test_a_second_optimizer_is_not_left_out_silently(caplog):
+    """Told before the first step, and at resume: what is no attribute `model` or `optimizer` needs a state_dict."""
+
+    def build(kind):
+        trainer = simple_trainer()
+        return kind(trainer.model, trainer.data_loader, trainer.optimizer)
+
+    trainer = build(TwoOptimizers)
+    trainer.train(0, 2)
+    assert "critic (Linear), critic_optimizer (SGD) will not be saved" in caplog.text
+    resumed = build(TwoOptimizers)
+    resumed.load_state_dict(trainer.state_dict())
+    assert (resumed.restored_grade, "critic_optimizer" in resumed.restored_reason) == ("position only", True)
+
+    caplog.clear()
+    build(WithItsOwnState).train(0, 2)
+    assert not caplog.records
