@@ -32,7 +32,7 @@ def write_new(path: str, parts: Iterable[Part]) -> int:
 
 def create(path: str, data: bytes) -> None:
     """Make a whole file appear under a free name, durably, or raise FileExistsError and change nothing."""
-    _publish(path, data, os.link)
+    _publish(path, data, _link)
 
 
 def replace(path: str, data: bytes) -> None:
@@ -95,6 +95,16 @@ def _publish(path: str, data: bytes, appear: Callable[[str, str], None]) -> None
         if os.path.lexists(temporary):
             os.unlink(temporary)
     sync_folder(os.path.dirname(path) or ".")
+
+
+def _link(temporary: str, path: str) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        # EPERM is what Linux says where there are no hard links (FAT, some network file systems); the file is our own.
+        if error.errno in {errno.EPERM, errno.ENOSYS}:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path) from error
+        raise
 
 
 def _write_all(descriptor: int, data: memoryview) -> int:

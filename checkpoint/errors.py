@@ -92,6 +92,7 @@ _HINTS = {
     errno_names.EROFS: "The file system is mounted read-only: choose another --dir or remount it",
     errno_names.EACCES: "This user may not do that there: change the folder's permissions or choose another --dir",
     errno_names.EPERM: "This user may not do that there: change the folder's permissions or choose another --dir",
+    errno_names.EOPNOTSUPP: "The file system has no hard links, by which checkpoints are committed: choose another",
     errno_names.ENOTDIR: "A part of the path is a file where a folder is needed: choose another --dir",
     errno_names.ENAMETOOLONG: "The path is too long for the file system: choose a shorter --dir",
 }

@@ -337,3 +337,17 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path):
         owner.release()
     finally:
         subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def test_a_file_system_without_hard_links_is_told_as_such(tmp_path, monkeypatch):
+    """A double, since none can be mounted here: link() fails as it does on FAT. It is not a matter of permissions."""
+
+    def no_link(source, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted", source)
+
+    owner = RunOwner.acquire(open_storage(str(tmp_path / "run")))
+    monkeypatch.setattr(os, "link", no_link)
+    with pytest.raises(StorageUnusable, match="no hard links"):
+        owner.ensure_term(0)
+    assert sorted(os.listdir(tmp_path / "run")) == ["lock"], "no temporary file is left"
+    owner.release()
