@@ -28,7 +28,7 @@ def _wrappers(model: nn.Module) -> list[tuple[str, str]]:
     return sorted(found, key=lambda pair: len(pair[0]), reverse=True)
 
 
-def _without_wrappers(names: list[str], model: nn.Module) -> dict[str, str]:
+def without_wrappers(names: list[str], model: nn.Module) -> dict[str, str]:
     """Map every name to the one it has without DataParallel, DistributedDataParallel and torch.compile around it."""
     if not any("module." in name or "_orig_mod." in name for name in names):
         return {name: name for name in names}
@@ -46,7 +46,7 @@ def _without_wrappers(names: list[str], model: nn.Module) -> dict[str, str]:
 def capture(model: nn.Module) -> dict[str, Any]:
     """Return the model's live state under names without wrappers; tied tensors appear under each of their names."""
     live = model.state_dict()
-    bare = _without_wrappers(list(live), model)
+    bare = without_wrappers(list(live), model)
     return {bare[name]: value for name, value in live.items()}
 
 
@@ -55,13 +55,13 @@ def parameter_names(model: nn.Module | None) -> dict[int, str]:
     if model is None:
         return {}
     named = {name: id(parameter) for name, parameter in model.named_parameters()}
-    return {named[name]: short for name, short in _without_wrappers(list(named), model).items()}
+    return {named[name]: short for name, short in without_wrappers(list(named), model).items()}
 
 
 def fit(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved tensors under the model's own names; StateMismatch lists all that does not fit."""
     live = model.state_dict()
-    names = {short: name for name, short in _without_wrappers(list(live), model).items()}
+    names = {short: name for name, short in without_wrappers(list(live), model).items()}
     saved = _renamed_to(names, saved)
     problems = {
         "missing in the saved state": [name for name in names if name not in saved],
@@ -79,7 +79,7 @@ def fit(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:
             problems["of another shape"].append(f"{short} (saved {tuple(old.shape)}, now {tuple(new.shape)})")
         elif old.dtype != new.dtype:
             problems["of another dtype"].append(f"{short} (saved {old.dtype}, now {new.dtype})")
-    told = [f"{what}: {_shown(sorted(which))}" for what, which in problems.items() if which]
+    told = [f"{what}: {shown(sorted(which))}" for what, which in problems.items() if which]
     if told:
         raise StateMismatch(
             f"The saved model does not fit this {type(model).__qualname__}. {'; '.join(told)}. "
@@ -98,6 +98,7 @@ def _renamed_to(names: Mapping[str, str], saved: Mapping[str, Any]) -> dict[str,
     return renamed
 
 
-def _shown(names: list[str]) -> str:
+def shown(names: list[str]) -> str:
+    """Return the first of many names, and how many more there are."""
     more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return ", ".join(names[:SHOWN_NAMES]) + more

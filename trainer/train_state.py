@@ -1,21 +1,26 @@
 """What the whole state of a trainer is, and the part of it that lives in objects.
 
-Whole means: `iteration` and `step`, `model`, `optimizer`, `hooks` with `hook_modules`, `events`, `data`, `rng`. A
-trainer that lacks one of these lacks the entry. A state without `events` was taken before any training began; one
-without `step` is in detectron2's form, whose `iteration` is the finished one.
+Whole means: `iteration` and `step`, `model` with `model_modes`, `optimizer`, `hooks` with `hook_modules`, `events`,
+`data`, `rng`. A trainer that lacks one of these lacks the entry. A state without `events` was taken before any training
+began; one without `step` is in detectron2's form, whose `iteration` is the finished one.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainerd.trainer import hook_state, model_state, optimizer_state, randomness
+from trainerd.trainer import hook_state, model_modes, model_state, optimizer_state, randomness
 from trainerd.trainer.data_position import DataPosition, Grade
+from trainerd.trainer.model_state import shown
 
 if TYPE_CHECKING:
     from trainerd.trainer.base import HookBase
+
+
+logger = logging.getLogger(__name__)
 
 
 def step_of(state: Mapping[str, Any]) -> int:
@@ -67,6 +72,7 @@ class Parts:
         state: dict[str, Any] = {}
         if self.model is not None:
             state["model"] = model_state.capture(self.model)
+            state["model_modes"] = model_modes.capture(self.model)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             state["optimizer"] = optimizer_state.capture(self.optimizer, model_state.parameter_names(self.model))
         elif self.optimizer is not None:
@@ -103,6 +109,8 @@ class Parts:
             optimizer_state.check(self.optimizer, state["optimizer"], model_state.parameter_names(self.model))
         if self.model is not None and fitted is not None:
             self.model.load_state_dict(fitted)
+            if "model_modes" in state and (changed := model_modes.restore(self.model, state["model_modes"])):
+                logger.info("set as it was saved, other than the code left it: %s", shown(changed))
         # Before the optimizer: loading a scheduler may write learning rates, and the saved ones have the last word.
         hook_state.load(matching)
         if has_optimizer and by_name:
