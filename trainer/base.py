@@ -87,8 +87,7 @@ class TrainerBase:
         self._training = False
         self._data: DataPosition | None = None
         self._to_restore: Mapping[str, Any] | None = None
-        self._grade: Grade = "bitwise"
-        self._grade_reason = ""
+        self._restored: tuple[Grade, str] | None = None
 
     @property
     def step(self) -> int:
@@ -260,19 +259,25 @@ class TrainerBase:
         self.iter = state_dict["iteration"]
         self._step = self._state_step = train_state.step_of(state_dict)
         self._to_restore = state_dict
-        self._grade, self._grade_reason = parts.grade(state_dict, type(self).__qualname__)
+        self._restored = parts.grade(state_dict, type(self).__qualname__)
         if missing := train_state.left_out(self, self._hooks):
-            self._grade, self._grade_reason = "position only", f"{', '.join(missing)} of the trainer was not saved"
+            self._restored = "position only", f"{', '.join(missing)} of the trainer was not saved"
 
     @property
     def restored_grade(self) -> Grade:
         """How exactly the loaded state continues: "bitwise", "same data" or "position only"."""
-        return self._grade
+        return self._grade()[0]
 
     @property
     def restored_reason(self) -> str:
         """Why `restored_grade` is not higher; empty for "bitwise"."""
-        return self._grade_reason
+        return self._grade()[1]
+
+    def _grade(self) -> tuple[Grade, str]:
+        driven = [inner for inner in vars(self).values() if isinstance(inner, TrainerBase)]
+        if self._data is None and len(driven) == 1 and driven[0]._restored is not None:
+            return driven[0]._restored  # the data is the inner trainer's
+        return self._restored or ("bitwise", "")
 
     def _parts(self) -> train_state.Parts:
         return train_state.Parts(

@@ -62,9 +62,18 @@ def test_two_resumes_in_a_row_of_a_driven_trainer_change_nothing(kind):
         saved = through_a_file(trainer.state_dict())
         trainer = Outer(LOADERS[kind]())
         trainer.load_state_dict(saved)
+        assert trainer.restored_grade == {"resumable": "bitwise", "plain": "position only"}[kind]
         trainer.train(begin, end)
     one, other = undisturbed.state_dict(), trainer.state_dict()
     for key in ("model", "optimizer", "data"):
         assert_same(other["_trainer"][key], one["_trainer"][key], key)
     assert_same(other["rng"], one["rng"], "rng")
     assert_same(undisturbed.drawn, trainer.drawn)
+
+
+def test_an_inner_trainer_that_was_not_loaded_does_not_lend_its_grade():
+    """An outer trainer that forgets its inner one's state never claims an exact resume."""
+    saved = Outer(LOADERS["resumable"]()).state_dict()
+    outer = Outer(LOADERS["resumable"]())
+    TrainerBase.load_state_dict(outer, saved)
+    assert outer.restored_grade == "position only"
