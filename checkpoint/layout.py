@@ -52,6 +52,11 @@ def ticket_file(term: int) -> str:
     return f"{TERMS}/{term:06d}.json"
 
 
+def commit_mark(term: int) -> str:
+    """Where the record lies that a checkpoint was committed in a term, relative to the run."""
+    return f"{TERMS}/committed-{term:06d}.json"
+
+
 def parse_ticket(name: str) -> int | None:
     """The term that a file's name in `terms/` means; None for foreign names."""
     match = _TICKET.fullmatch(name)

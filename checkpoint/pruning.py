@@ -1,13 +1,16 @@
 """Delete what retention does not want and what failed attempts left: manifest first, then files."""
 
+import logging
 import time
 
 from trainerd.checkpoint import layout
-from trainerd.checkpoint.errors import CheckpointError
+from trainerd.checkpoint.errors import CheckpointError, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.reader import candidates, read_manifest
 from trainerd.checkpoint.retention import Keep, Kept, reasons
 from trainerd.checkpoint.storage import Storage
+
+_logger = logging.getLogger("trainerd.checkpoint")
 
 
 def prune(storage: Storage, keep: Keep, *, term: int) -> list[CheckpointName]:
@@ -41,9 +44,16 @@ def sweep(storage: Storage, term: int) -> list[CheckpointName]:
         for found in storage.names(layout.CHECKPOINTS)
         if (name := layout.parse_checkpoint(found)) and name.term <= term and storage.size(name.manifest) is None
     ]
+    gone = []
     for name in debris:
-        storage.delete_folder(name.folder)
-    return debris
+        try:
+            storage.delete_folder(name.folder)
+        except StorageUnusable as error:
+            # Something of another's in it must not keep the rest from being swept.
+            _logger.warning("what a failed save left could not be removed: %s", error)
+        else:
+            gone.append(name)
+    return gone
 
 
 def _delete(storage: Storage, name: CheckpointName) -> None:

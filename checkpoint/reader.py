@@ -11,7 +11,7 @@ from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import Chunk, Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.storage import Storage
-from trainerd.checkpoint.terms import committed, counts, read_run, read_tickets
+from trainerd.checkpoint.terms import committed, committed_once, counts, named, read_run, read_tickets
 from trainerd.checkpoint.trees import KIND, find
 
 State = Literal["valid", "damaged", "incomplete", "superseded"]
@@ -63,7 +63,7 @@ class StoredTree:
 def list_checkpoints(storage: Storage) -> list[CheckpointInfo]:
     """Every checkpoint of a run, newest last, judged by manifest and file lengths; no data is read."""
     tickets = read_tickets(storage)
-    return _mark_newest([_judge(storage, name, counted=counts(name, tickets)) for name in _names(storage)])
+    return _mark_newest([_judge(storage, name, counted=counts(name, tickets)) for name in named(storage)])
 
 
 def verify_checkpoints(storage: Storage, step: int | None = None) -> Iterator[CheckpointInfo]:
@@ -127,11 +127,10 @@ def candidates(storage: Storage) -> list[CheckpointName]:
 
 def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
     """Raise NoCheckpoint if something that counts was once committed: what could be read of it is in `skipped`."""
-    tickets = read_tickets(storage)
-    once = tickets[-1].resumed_from if tickets else 0
+    once = committed_once(storage)
     if not skipped and not once:
         return
-    found = " ".join(skipped) or f"The last term resumed from step {once}, but no checkpoint is there any more."
+    found = " ".join(skipped) or f"{once}, but no checkpoint is there any more."
     raise NoCheckpoint(
         f"{storage.url} was trained before, but none of its checkpoints can be used. {found} Nothing was "
         f"changed. Bring the files back from a copy, or start again at step 0 with `trainerd run --fresh`."
@@ -144,6 +143,9 @@ def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
         manifest = parse_manifest(storage.read(name.manifest), name)
     except FileNotFoundError:
         raise Damaged(str(name), "its manifest is gone") from None
+    run = read_run(storage)
+    if run is not None and run.run != manifest.run:
+        raise Damaged(str(name), f"it belongs to another run ({manifest.run}), this one is {run.run}")
     for file, entry in manifest.files.items():
         size = storage.size(file_path(name, file))
         if size != entry.bytes:
@@ -178,10 +180,6 @@ def verify_headers(storage: Storage, manifest: Manifest) -> None:
 def file_path(name: CheckpointName, file: str) -> str:
     """Where a data file of a manifest lies, relative to the run; it may belong to an earlier checkpoint."""
     return f"{layout.CHECKPOINTS}/{file}" if "/" in file else f"{name.folder}/{file}"
-
-
-def _names(storage: Storage) -> list[CheckpointName]:
-    return sorted(filter(None, map(layout.parse_checkpoint, storage.names(layout.CHECKPOINTS))))
 
 
 def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> CheckpointInfo:

@@ -5,6 +5,7 @@ FileNotFoundError of a read and FileExistsError of a creation pass through, sinc
 """
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -35,6 +36,9 @@ class Storage(Protocol):
 
     def size(self, path: str) -> int | None:
         """Length of a file in bytes; None if it is not there."""
+
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder is there."""
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; none if it is not there."""
@@ -116,16 +120,22 @@ class LocalStorage:
         """Length of a file in bytes; None if it is not there."""
         with self._errors("look at", path) as full:
             try:
-                return os.stat(full).st_size
-            except FileNotFoundError:
+                found = os.stat(full)
+            except (FileNotFoundError, NotADirectoryError):
                 return None
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder is there."""
+        with self._errors("look at", path) as full:
+            return os.path.isdir(full)
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; none if it is not there."""
         with self._errors("list", folder) as full:
             try:
                 return sorted(os.listdir(full))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def make_folder(self, folder: str) -> None:

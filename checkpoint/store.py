@@ -77,6 +77,7 @@ class CheckpointStore:
             self._tidy(pruning.sweep)  # on a full disk the debris of this attempt may be what stops the next one
             raise
         seconds = time.monotonic() - began
+        self._tidy(lambda storage, _term: terms.mark_commit(storage, name))
         self._tidy(lambda storage, term: pruning.prune(storage, self._keep, term=term))
         return Saved(name.step, name.term, manifest.bytes, seconds)
 
@@ -117,11 +118,11 @@ class CheckpointStore:
         return [str(name) for name in pruning.prune(self._storage, self._keep, term=self._owned_term())]
 
     def _tidy(self, work: Callable[[Storage, int], object]) -> None:
-        # Trouble with old files must not hide how the save itself went.
+        # Trouble with other files must not hide how the save itself went.
         try:
             work(self._storage, self._owned_term())
         except CheckpointError as error:
-            _logger.warning("old files could not be removed: %s", error)
+            _logger.warning("after the save: %s", error)
 
     def _owned_term(self) -> int:
         if self.term is None:

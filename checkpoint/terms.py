@@ -4,6 +4,7 @@ Lineage rule: a checkpoint of step s and term t counts only if s <= `resumed_fro
 half-dead former owner still writes after a take-over never counts; no clock and no lock service take part.
 """
 
+import contextlib
 import datetime
 import os
 import secrets
@@ -36,6 +37,15 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
+class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The record that a checkpoint was once committed in a term: an emptied folder is then no fresh start."""
+
+    written_by: str
+    term: int
+    step: int
+    time: float
+
+
 class Holder(msgspec.Struct, frozen=True):
     """Who holds the lock, as a second daemon is told."""
 
@@ -52,7 +62,10 @@ def read_tickets(storage: Storage) -> list[Ticket]:
 
 def _read_ticket(storage: Storage, term: int) -> Ticket:
     path = layout.ticket_file(term)
-    return _unsealed(storage, path, storage.read(path), Ticket)
+    try:
+        return _unsealed(storage, path, storage.read(path), Ticket)
+    except FileNotFoundError:
+        raise RunDamaged(Damaged(f"{storage.url}/{path}", "it is listed, but cannot be read")) from None
 
 
 def _unsealed(storage: Storage, path: str, data: bytes, body_type: type[Body]) -> Body:
@@ -67,10 +80,42 @@ def counts(name: CheckpointName, tickets: Iterable[Ticket]) -> bool:
     return all(name.step <= ticket.resumed_from for ticket in tickets if ticket.term > name.term)
 
 
+def mark_commit(storage: Storage, name: CheckpointName) -> None:
+    """Record durably that a term has committed a checkpoint; once for each term."""
+    path = layout.commit_mark(name.term)
+    if storage.size(path) is None:
+        mark = CommitMark(written_by=WRITTEN_BY, term=name.term, step=name.step, time=time.time())
+        with contextlib.suppress(FileExistsError):
+            storage.create(path, envelope.seal(mark))
+
+
+def committed_once(storage: Storage) -> str:
+    """Say what was once committed on the present lineage, whether it can still be seen or not; "" if nothing was."""
+    tickets = read_tickets(storage)
+    if not tickets:
+        return ""
+    newest = tickets[-1]
+    if newest.resumed_from:
+        return f"Term {newest.term} resumed from step {newest.resumed_from}"
+    try:
+        path = layout.commit_mark(newest.term)
+        mark = _unsealed(storage, path, storage.read(path), CommitMark)
+    except FileNotFoundError:
+        return ""
+    return f"Term {newest.term} committed step {mark.step}"
+
+
 def committed(storage: Storage) -> list[CheckpointName]:
     """Checkpoints that have a manifest, valid or not, on the lineage or off it; oldest first."""
-    names = sorted(filter(None, map(layout.parse_checkpoint, storage.names(layout.CHECKPOINTS))))
-    return [name for name in names if storage.size(name.manifest) is not None]
+    return [name for name in named(storage) if storage.size(name.manifest) is not None]
+
+
+def named(storage: Storage) -> list[CheckpointName]:
+    """Folders that have a checkpoint's name, committed or not; oldest first. RunDamaged if a run lacks their folder."""
+    if not storage.is_folder(layout.CHECKPOINTS) and storage.names(layout.TERMS):
+        folder = f"{storage.url}/{layout.CHECKPOINTS}"
+        raise RunDamaged(Damaged(folder, "the folder is not there; is its disk mounted?"))
+    return sorted(filter(None, map(layout.parse_checkpoint, storage.names(layout.CHECKPOINTS))))
 
 
 def read_run(storage: Storage) -> RunRecord | None:
@@ -128,8 +173,12 @@ class RunOwner:
 
 def _begin_term(storage: Storage, tickets: list[Ticket], resumed_from: int) -> int:
     _ensure_run_record(storage)
+    # Together with the first ticket: from then on a missing folder means that a disk is not there.
+    storage.make_folder(layout.CHECKPOINTS)
     storage.make_folder(layout.TERMS)
-    term = max((ticket.term for ticket in tickets), default=0) + 1
+    # Not only above the tickets: should these be lost, a name that was given out must not be given out again.
+    taken = [name.term for name in named(storage)]
+    term = max([ticket.term for ticket in tickets] + taken, default=0) + 1
     ticket = Ticket(
         written_by=WRITTEN_BY,
         term=term,

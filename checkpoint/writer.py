@@ -14,7 +14,7 @@ import xxhash
 
 from trainerd.checkpoint import dtypes, envelope, layout
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry
+from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.storage import Storage
 
 FILE_BYTES = 512 * 2**20
@@ -92,7 +92,11 @@ def write_checkpoint(
         },
         tree=tree,
     )
-    storage.create(name.manifest, envelope.seal(manifest))
+    try:
+        storage.create(name.manifest, envelope.seal(manifest))
+    except FileExistsError:
+        # An earlier attempt at this step of this term, by us, had committed it although it was told to have failed.
+        return parse_manifest(storage.read(name.manifest), name)
     return manifest
 
 

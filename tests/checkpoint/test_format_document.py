@@ -36,7 +36,12 @@ def test_the_list_of_element_types_is_the_codes():
 
 @pytest.mark.parametrize(
     ("file", "struct"),
-    [("run.json", manifest.RunRecord), ("terms/*.json", terms.Ticket), ("manifest.json", manifest.Manifest)],
+    [
+        ("run.json", manifest.RunRecord),
+        ("terms/*.json", terms.Ticket),
+        ("terms/committed-*.json", terms.CommitMark),
+        ("manifest.json", manifest.Manifest),
+    ],
 )
 def test_the_documented_keys_are_those_written(file, struct):
     """No key is hidden, none is promised."""

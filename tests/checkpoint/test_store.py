@@ -14,11 +14,12 @@ import torch
 import xxhash
 from support.states import assert_same
 
-from trainerd.checkpoint import codec, envelope, layout, reader, writer
+from trainerd.checkpoint import codec, envelope, layout, reader, terms, writer
 from trainerd.checkpoint.errors import (
     Damaged,
     FormatTooNew,
     NoCheckpoint,
+    RunDamaged,
     StorageUnusable,
     UnsupportedState,
 )
@@ -88,7 +89,7 @@ def test_large_tensors_are_cut_into_files_and_come_back(run):
     tree, leaves = codec.encode(state)
     name = layout.CheckpointName(5, term)
     manifest = writer.write_checkpoint(
-        storage, name, tree, leaves, run="r", written_by="test", versions={}, file_bytes=100
+        storage, name, tree, leaves, run=terms.read_run(storage).run, written_by="test", versions={}, file_bytes=100
     )
     assert all(entry.bytes - entry.header_bytes <= 100 for entry in manifest.files.values())
     assert len(manifest.tensors["deep"].chunks) > 6
@@ -351,3 +352,90 @@ def test_a_file_system_without_hard_links_is_told_as_such(tmp_path, monkeypatch)
         owner.ensure_term(0)
     assert sorted(os.listdir(tmp_path / "run")) == ["lock"], "no temporary file is left"
     owner.release()
+
+
+@pytest.mark.parametrize("loss", ["folder", "link", "content"])
+def test_checkpoints_that_are_away_for_a_while_are_never_disowned(run, loss):
+    """A disk that is not mounted, or an emptied folder, in the very first term: an error, no ticket, all back later."""
+    storage, owner = run
+    store = store_of(run)
+    store.save(3, state_of(3))
+    folder, away = os.path.join(storage.root, "checkpoints"), os.path.join(storage.root, "away")
+    os.rename(folder, away)
+    if loss == "link":
+        os.symlink("/nowhere/at/all", folder)
+    if loss == "content":
+        os.mkdir(folder)
+    for look in (store.load, lambda: reader.newest_step(storage)):
+        with pytest.raises((RunDamaged, NoCheckpoint)):
+            look()
+    if loss != "content":
+        with pytest.raises(RunDamaged, match="mounted"):
+            reader.list_checkpoints(storage)
+        with pytest.raises(RunDamaged, match="mounted"):
+            owner.ensure_term(0)
+    if loss == "link":
+        os.unlink(folder)
+    if loss == "content":
+        os.rmdir(folder)
+    os.rename(away, folder)
+    assert store.load().step == 3
+    assert [ticket.term for ticket in terms.read_tickets(storage)] == [1]
+
+
+def test_the_checkpoint_of_another_run_is_not_taken_for_ours(run, tmp_path):
+    """Copied in by hand, it is whole, but not of this run."""
+    storage, _ = run
+    other = open_storage(str(tmp_path / "other"))
+    owner = RunOwner.acquire(other)
+    CheckpointStore(other, term=owner.ensure_term(0)).save(8, state_of(8))
+    owner.release()
+    store = store_of(run)
+    store.save(3, state_of(3))
+    folder = "checkpoints/step-000000008.t1"
+    shutil.copytree(os.path.join(other.root, folder), os.path.join(storage.root, folder))
+    loaded = store.load()
+    assert loaded.step == 3
+    assert "another run" in loaded.skipped[0]
+
+
+def test_lost_tickets_do_not_let_a_term_be_given_out_twice(run):
+    """The names of the checkpoints remember it."""
+    storage, owner = run
+    store_of(run).save(3, state_of(3))
+    shutil.rmtree(os.path.join(storage.root, "terms"))
+    owner.term = None
+    assert owner.ensure_term(3) == 2
+
+
+def test_odd_entries_among_the_checkpoints_block_nobody(run):
+    """A file with a checkpoint's name, a folder named like a manifest, a folder within a folder."""
+    storage, _ = run
+    store = store_of(run, Keep(last=1))
+    (pathlib.Path(storage.root) / "checkpoints/step-000000001.t1").touch()
+    (pathlib.Path(storage.root) / "checkpoints/step-000000002.t1/manifest.json").mkdir(parents=True)
+    store.save(3, state_of(3))
+    storage.make_folder("checkpoints/step-000000004.t1")
+    store.save(5, state_of(5))
+    assert store.load().step == 5
+    assert [(info.step, info.state) for info in store.verify()][-1] == (5, "valid")
+    assert not os.path.exists(os.path.join(storage.root, "checkpoints/step-000000004.t1"))
+
+
+def test_a_commit_whose_answer_was_lost_is_not_a_conflict_at_the_second_attempt(run):
+    """The manifest appeared, then the call failed: the retry of the same step finds its own checkpoint."""
+    storage, owner = run
+    term = owner.ensure_term(0)
+
+    class AnswerLost:
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def create(self, path, data):
+            storage.create(path, data)
+            raise StorageUnusable("write", path, OSError(errno.EIO, "the answer was lost"))
+
+    with pytest.raises(StorageUnusable):
+        CheckpointStore(AnswerLost(), term=term).save(4, state_of(4))
+    assert CheckpointStore(storage, term=term).save(4, state_of(4)).step == 4
+    assert_same(CheckpointStore(storage).load().state, state_of(4))
