@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trainerd.checkpoint import numpy_values, plain_values, tensor_values
-from trainerd.checkpoint.errors import Damaged, UnsupportedState
+from trainerd.checkpoint.errors import UndecodableState, UnsupportedState
 from trainerd.checkpoint.tensor_values import Leaf
 from trainerd.checkpoint.trees import KIND, MAX_DEPTH, Path, joined
 
@@ -37,6 +37,17 @@ def encode(state: object) -> tuple[Any, dict[str, Leaf]]:
 def decode(tree: Any, read_tensor: Callable[[str], torch.Tensor]) -> Any:
     """The state that a tree describes. `read_tensor` gives a tensor by name; it is asked once for each."""
     return Decoder(read_tensor).decode(tree, ())
+
+
+def check_inverse(state: object) -> None:
+    """Raise UnsupportedState unless decoding gives back what was encoded; no tensor is copied for it."""
+    tree, leaves = encode(state)
+    try:
+        again, _ = encode(decode(tree, lambda name: leaves[name].tensor.detach()))
+    except UndecodableState as error:
+        raise UnsupportedState(error.path, error.kind, f"it could be saved, but not loaded: {error.why}") from error
+    if again != tree:
+        raise UnsupportedState("", "a value that does not come back as it was saved")
 
 
 class Encoder:
@@ -69,7 +80,7 @@ class Encoder:
         memory = tensor_values.memory_of(tensor)
         name = self._names_by_memory.get(memory) if tensor.numel() else None
         if name is None:
-            name = self._free_name(joined(path) or "state")
+            name = self._free_name(joined(path).encode("utf-8", "backslashreplace").decode() or "state")
             # The leaf keeps the tensor, so its memory cannot be reused for another one while we encode.
             self.leaves[name] = Leaf(name, tensor)
             self._names_by_memory[memory] = name
@@ -102,11 +113,11 @@ class Decoder:
             return {key: self.decode(item, (path, key)) for key, item in node.items()}
         handler = _DECODERS.get(kind)
         if handler is None:
-            raise Damaged("the state's tree", f"{joined(path)} is of the unknown kind {kind!r}")
+            raise UndecodableState(joined(path), kind, "this version knows no such kind")
         try:
             return handler(self, node, path)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise Damaged("the state's tree", f"{joined(path)} is no valid {kind}: {error!r}") from error
+            raise UndecodableState(joined(path), kind, repr(error)) from error
 
     def tensor(self, name: str) -> torch.Tensor:
         """The one tensor stored under a name."""

@@ -25,6 +25,20 @@ class UnsupportedState(CheckpointError):
         )
 
 
+class UndecodableState(CheckpointError):
+    """A tree whose hash is right describes no value: not damage, and an older checkpoint would be no better."""
+
+    def __init__(self, path: str, kind: str, why: str) -> None:
+        self.path = path
+        self.kind = kind
+        self.why = why
+        super().__init__(
+            f"The state at {path or 'its root'} cannot be built from what was saved, though every byte of it is as it "
+            f"was written: it is no valid {kind} here ({why}). Load it with the versions that `trainerd inspect` and "
+            f"the manifest name, or report it. Nothing was changed."
+        )
+
+
 class MissingClass(CheckpointError):
     """The state names a class that the loading program has not imported."""
 
@@ -93,6 +107,7 @@ _HINTS = {
     errno_names.EACCES: "This user may not do that there: change the folder's permissions or choose another --dir",
     errno_names.EPERM: "This user may not do that there: change the folder's permissions or choose another --dir",
     errno_names.EOPNOTSUPP: "The file system has no hard links, by which checkpoints are committed: choose another",
+    errno_names.ENOENT: "Is its disk mounted? Bring it back and start again",
     errno_names.ENOTDIR: "A part of the path is a file where a folder is needed: choose another --dir",
     errno_names.ENAMETOOLONG: "The path is too long for the file system: choose a shorter --dir",
 }

@@ -15,6 +15,9 @@ _BIT_GENERATORS = {
 }
 
 
+_SEED = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+
+
 def _encode_array(encoder: Any, value: np.ndarray[Any, Any], path: Path) -> Any:
     if value.dtype.hasobject:
         raise UnsupportedState(joined(path), f"a NumPy array of {value.dtype}", "it holds Python objects")
@@ -35,8 +38,10 @@ def _encode_array(encoder: Any, value: np.ndarray[Any, Any], path: Path) -> Any:
 
 
 def _decode_array(decoder: Any, node: Any, _path: Path) -> np.ndarray[Any, Any]:
-    flat: np.ndarray[Any, Any] = decoder.tensor(node["tensor"]).numpy().view(_dtype(node["dtype"]))
-    shape = tuple(node["shape"])
+    shape, dtype = tuple(node["shape"]), _dtype(node["dtype"])
+    if not dtype.itemsize:
+        return np.zeros(shape, dtype, order=node["order"])
+    flat: np.ndarray[Any, Any] = decoder.tensor(node["tensor"]).numpy().view(dtype)
     return flat.reshape(shape[::-1]).T.copy(order="F") if node["order"] == "F" else flat.reshape(shape).copy()
 
 
@@ -47,7 +52,8 @@ def _encode_scalar(_encoder: Any, value: np.generic, path: Path) -> Any:
 
 
 def _decode_scalar(_decoder: Any, node: Any, _path: Path) -> Any:
-    return np.frombuffer(bytes.fromhex(node["hex"]), dtype=_dtype(node["dtype"]))[0]
+    # A string of no characters has no bytes, which frombuffer refuses.
+    return np.ndarray((), _dtype(node["dtype"]), bytes.fromhex(node["hex"]) or b"\0")[()]
 
 
 def _describe(dtype: np.dtype[Any]) -> Any:
@@ -74,18 +80,27 @@ def _encode_generator(encoder: Any, value: np.random.Generator, path: Path) -> A
     bits = value.bit_generator
     if type(bits).__name__ not in _BIT_GENERATORS:
         raise UnsupportedState(joined(path), f"a NumPy Generator over {type(bits).__name__}")
-    return {KIND: "numpy.Generator", "state": encoder.encode(dict(bits.state), path)}
+    seed = bits.seed_seq
+    if type(seed) is not np.random.SeedSequence:
+        raise UnsupportedState(joined(path), f"a NumPy Generator seeded by {type(seed).__name__}")
+    node = {KIND: "numpy.Generator", "state": encoder.encode(dict(bits.state), path)}
+    # Not for its numbers, which the state gives, but for the children that spawn() makes.
+    return node | {"seed": encoder.encode({name: getattr(seed, name) for name in _SEED}, path)}
 
 
 def _decode_generator(decoder: Any, node: Any, path: Path) -> np.random.Generator:
     state = decoder.decode(node["state"], path)
-    bits = _BIT_GENERATORS[state["bit_generator"]]()
+    seed = np.random.SeedSequence(**decoder.decode(node["seed"], path))
+    bits = _BIT_GENERATORS[state["bit_generator"]](seed)
     bits.state = state
     return np.random.Generator(bits)
 
 
 def _encode_random_state(encoder: Any, value: np.random.RandomState, path: Path) -> Any:
-    return {KIND: "numpy.RandomState", "state": encoder.encode(value.get_state(legacy=False), path)}
+    state = dict(value.get_state(legacy=False))
+    if state["bit_generator"] != "MT19937":
+        raise UnsupportedState(joined(path), f"a NumPy RandomState over {state['bit_generator']}")
+    return {KIND: "numpy.RandomState", "state": encoder.encode(state, path)}
 
 
 def _decode_random_state(decoder: Any, node: Any, path: Path) -> np.random.RandomState:

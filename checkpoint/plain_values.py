@@ -1,5 +1,6 @@
 """Nodes for Python's own values: numbers that JSON cannot say, containers, dates, paths, the user's plain classes."""
 
+import abc
 import base64
 import collections
 import dataclasses
@@ -9,6 +10,7 @@ import math
 import pathlib
 import struct
 import sys
+import typing
 import zoneinfo
 from collections.abc import Callable
 from typing import Any
@@ -139,8 +141,9 @@ def _encode_enum(encoder: Any, value: enum.Enum, path: Path) -> Any:
 
 def _decode_enum(decoder: Any, node: Any, path: Path) -> Any:
     found = _find_class(node["class"], path)
-    # A flag combination has no member of its own, and a member may have got another value since.
-    return found(decoder.decode(node["value"], path))
+    # By name: a NaN, or a tensor, is no key to look a member up by. A combination of flags has no member of its own.
+    member = found.__members__.get(node["name"]) if node["name"] is not None else None
+    return found(decoder.decode(node["value"], path)) if member is None else member
 
 
 def _encode_namedtuple(encoder: Any, value: Any, path: Path) -> Any:
@@ -155,6 +158,14 @@ def _decode_namedtuple(decoder: Any, node: Any, path: Path) -> Any:
 
 def _encode_dataclass(encoder: Any, value: Any, path: Path) -> Any:
     names = [field.name for field in dataclasses.fields(value)]
+    # Fields are all that is stored, so they must be all that there is.
+    bases = [base for base in type(value).__mro__ if base not in (object, abc.ABC, typing.Generic, typing.Protocol)]
+    further = sorted(set(getattr(value, "__dict__", ())) - set(names))
+    if further or not all(dataclasses.is_dataclass(base) for base in bases):
+        why = (
+            f"it has more than its fields: {', '.join(further)}" if further else "it derives from what is no dataclass"
+        )
+        raise UnsupportedState(joined(path), f"the dataclass {type(value).__qualname__}", why)
     fields = {name: encoder.encode(getattr(value, name), (path, name)) for name in names}
     return {KIND: "dataclass", "class": _class_reference(type(value), path), "fields": fields}
 
@@ -210,7 +221,7 @@ def handler_for(value: object) -> Callable[[Any, Any, Path], Any] | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, list, tuple)):
         return _encode_dataclass
     if isinstance(value, pathlib.PurePath):
-        return lambda _encoder, path, _at: {KIND: "path", "text": str(path)}
+        return lambda encoder, value, path: {KIND: "path", "text": encoder.encode(str(value), path)}
     return None
 
 
@@ -273,7 +284,7 @@ DECODERS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "datetime": _decode_datetime,
     "date": lambda _decoder, node, _path: datetime.date.fromisoformat(node["iso"]),
     "timedelta": lambda _decoder, node, _path: datetime.timedelta(*node["items"]),
-    "path": lambda _decoder, node, _path: pathlib.Path(node["text"]),
+    "path": lambda decoder, node, path: pathlib.Path(decoder.decode(node["text"], path)),
     "enum": _decode_enum,
     "namedtuple": _decode_namedtuple,
     "dataclass": _decode_dataclass,

@@ -51,8 +51,8 @@ class CheckpointStore:
         self.term = term
 
     def check(self, state: object) -> None:
-        """Walk the state as a save would, without writing: UnsupportedState names what cannot be held."""
-        codec.encode(state)
+        """Encode and decode the state without writing or copying: UnsupportedState names what would not come back."""
+        codec.check_inverse(state)
 
     def save(self, step: int, state: object) -> Saved:
         """Commit the state of a step, then prune. UnsupportedState, StorageUnusable: earlier checkpoints are untouched.

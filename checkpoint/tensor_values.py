@@ -93,12 +93,15 @@ def _encode_tensor(encoder: Any, value: torch.Tensor, path: Path) -> Any:
 
 def _decode_tensor(decoder: Any, node: Any, _path: Path) -> torch.Tensor:
     requires_grad = bool(node.get("requires_grad"))
+    stride = node.get("stride")
+
+    def in_its_format() -> torch.Tensor:
+        tensor: torch.Tensor = decoder.tensor(node["tensor"])
+        # Another memory format may pick another kernel, which rounds in another way.
+        return tensor if stride is None else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
     def make() -> torch.Tensor:
-        tensor: torch.Tensor = decoder.tensor(node["tensor"])
-        if "stride" in node:
-            # Another memory format may pick another kernel, which rounds in another way.
-            tensor = torch.empty_strided(tensor.shape, node["stride"], dtype=tensor.dtype).copy_(tensor)
+        tensor: torch.Tensor = decoder.shared((node["tensor"], stride and tuple(stride)), in_its_format)
         if node.get("parameter"):
             return torch.nn.Parameter(tensor, requires_grad=requires_grad)
         return tensor.detach().requires_grad_() if requires_grad else tensor

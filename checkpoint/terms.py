@@ -6,6 +6,7 @@ half-dead former owner still writes after a take-over never counts; no clock and
 
 import contextlib
 import datetime
+import errno
 import os
 import secrets
 import socket
@@ -111,10 +112,11 @@ def committed(storage: Storage) -> list[CheckpointName]:
 
 
 def named(storage: Storage) -> list[CheckpointName]:
-    """Folders that have a checkpoint's name, committed or not; oldest first. RunDamaged if a run lacks their folder."""
+    """Folders that have a checkpoint's name, committed or not; oldest first. StorageUnusable if a run lacks theirs."""
     if not storage.is_folder(layout.CHECKPOINTS) and storage.names(layout.TERMS):
-        folder = f"{storage.url}/{layout.CHECKPOINTS}"
-        raise RunDamaged(Damaged(folder, "the folder is not there; is its disk mounted?"))
+        # It was made before the first ticket, so it is not empty but away.
+        number = errno.ENOTDIR if storage.size(layout.CHECKPOINTS) is not None else errno.ENOENT
+        raise StorageUnusable("list", f"{storage.url}/{layout.CHECKPOINTS}", OSError(number, "no folder"))
     return sorted(filter(None, map(layout.parse_checkpoint, storage.names(layout.CHECKPOINTS))))
 
 
