@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trainerd.checkpoint.reader import newest_step
+from trainerd.checkpoint.reader import newest_step, newest_whole_step
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.terms import RunOwner
 from trainerd.daemon.job import Job
@@ -38,6 +38,10 @@ def claimed(job: Job, *, fresh: bool) -> Iterator[Claim]:
     storage = open_storage(job.dir)
     owner = RunOwner.acquire(storage)
     try:
-        yield Claim(owner, 0 if fresh else newest_step(storage) or 0, job.max_iter)
+        newest = 0 if fresh else newest_step(storage) or 0
+        if newest >= job.max_iter:
+            # Nobody will load it, and so nobody else would notice that it is damaged.
+            newest = newest_whole_step(storage) or 0
+        yield Claim(owner, newest, job.max_iter)
     finally:
         owner.release()

@@ -32,7 +32,7 @@ def build_trainer(job: Job) -> "TrainerBase":
         raise JobError(
             f'target "{job.target}" called sys.exit({error.code!r}){_at(error)}. Raise an exception instead.'
         ) from None
-    except Exception as error:
+    except BaseException as error:  # whatever it raises, it is no trainer
         raise JobError(
             f'target "{job.target}" failed{_at(error)} with {one_paragraph(error)}. It is called with the [config] '
             f"table: {_shown(job.config)}. `trainerd run --no-daemon` runs it in a single process, for a debugger."
@@ -72,7 +72,7 @@ def _import(target: Target, job: Job) -> ModuleType:
             f'target "{job.target}" cannot be imported{_at(error)}: {one_paragraph(error)}. Modules are looked up '
             f"beside the target and in the environment of {sys.executable}: install what is missing there."
         ) from error
-    except Exception as error:
+    except BaseException as error:
         raise JobError(
             f'target "{job.target}" cannot be imported{_at(error)}: it failed with {one_paragraph(error)}.'
         ) from error
@@ -112,7 +112,8 @@ def _find_function(module: ModuleType, target: Target, text: str) -> Callable[..
     found: Any = module
     for part in target.function.split("."):
         if not hasattr(found, part):
-            names = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+            known = getattr(found, "__dict__", {})
+            names = [name for name, value in known.items() if callable(value) and not name.startswith("_")]
             where = target.path or target.module
             raise JobError(
                 f'target "{text}": {where} has no function {target.function}. {did_you_mean(part, names)}'.rstrip()

@@ -163,7 +163,7 @@ def _train(job: Job, trainer: "TrainerBase", session: WorkerSession, page: Statu
     trainer.session = session
     try:
         trainer.train(session.saved_step, job.max_iter)
-    except UnsupportedState as error:
+    except (UnsupportedState, StateError) as error:
         return Failed(ExitCode.BAD_JOB, str(error), fingerprint(error, trainer.step))
     except BaseException as error:  # sys.exit() in a step is a failure of the step, too
         text = "training failed after step %d"

@@ -274,14 +274,22 @@ class TrainerBase:
         return self._grade()[1]
 
     def _grade(self) -> tuple[Grade, str]:
-        driven = [inner for inner in vars(self).values() if isinstance(inner, TrainerBase)]
+        driven = self._driven()
         if self._data is None and len(driven) == 1 and driven[0]._restored is not None:
             return driven[0]._restored  # the data is the inner trainer's
-        return self._restored or ("bitwise", "")
+        nothing: Grade = "position only"
+        return self._restored or (nothing, f"{type(self).__qualname__} loaded no state through TrainerBase")
+
+    def _driven(self) -> list["TrainerBase"]:
+        return [inner for inner in vars(self).values() if isinstance(inner, TrainerBase)]
 
     def _parts(self) -> train_state.Parts:
         return train_state.Parts(
-            getattr(self, "model", None), getattr(self, "optimizer", None), self._hooks, self._data
+            getattr(self, "model", None),
+            getattr(self, "optimizer", None),
+            self._hooks,
+            self._data,
+            keeps_gradients=not type(self).run_step.__module__.startswith("trainerd.trainer."),
         )
 
     def _tell(self, differences: list[str], on_mismatch: str) -> None:
@@ -297,6 +305,9 @@ class TrainerBase:
         if "events" in state:
             self.storage.load_state_dict(state["events"])
         self._restore_objects(state)
+        for inner in self._driven():
+            if inner._to_restore is not None:
+                inner._restore_as_driven()
         if "rng" in state:
             randomness.restore(state["rng"])
 
@@ -313,7 +324,7 @@ class TrainerBase:
 
     def _restore_objects(self, state: Mapping[str, Any]) -> None:
         parts = self._parts()
-        parts.load(state)
+        parts.load(state, last=True)
         data = parts.fitting_data(state)
         if data is not None:
             data.load_state_dict(state["data"])

@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainerd.checkpoint import codec
 from trainerd.trainer.errors import HookStateError
 
 if TYPE_CHECKING:
@@ -55,9 +56,15 @@ def collect(hooks: Iterable["HookBase"]) -> tuple[dict[str, Any], dict[str, str]
     for key, hook in keyed(hooks).items():
         modules[key] = type(hook).__module__
         state = _state_of(key, hook)
-        if state:
+        if not _is_nothing(state):
             states[key] = state
     return states, modules
+
+
+def _is_nothing(state: Any) -> bool:
+    # Not `not state`: 0, False and an empty list are states, and a tensor has no truth value. An empty dict is what
+    # HookBase itself returns.
+    return state is None or (isinstance(state, dict) and not state)
 
 
 def _state_of(key: str, hook: "HookBase") -> Any:
@@ -102,7 +109,7 @@ def match(hooks: Iterable["HookBase"], states: Mapping[str, Any], modules: Mappi
     for rest in waiting.values():
         for key, hook in rest:
             # detectron2's form doesn't tell a hook that was absent from one that had nothing to save.
-            if modules is not None or _state_of(key, hook):
+            if modules is not None or not _is_nothing(_state_of(key, hook)):
                 left_over.append(f"the hook {key} ({type(hook).__module__}) has no saved state")
     return Matching(pairs, left_over)
 
@@ -111,16 +118,29 @@ def _same_class(hook: "HookBase", module: str | None) -> bool:
     return module is None or module == type(hook).__module__ or "__main__" in (module, type(hook).__module__)
 
 
-def load(matching: Matching) -> None:
-    """Give every matched hook a copy of its saved state; HookStateError names the hook that fails."""
+def load(matching: Matching, *, last: bool) -> None:
+    """Give every matched hook a copy of its saved state; HookStateError names the hook that fails.
+
+    Unless it is the `last` time, one that has a `before_train` may fail: it may build there what it loads into.
+    """
     for key, hook, state in matching.pairs:
         try:
             # A copy: hooks keep and change what they are given, and the saved state is handed out once more.
-            hook.load_state_dict(deepcopy(state))
+            hook.load_state_dict(_copied(state))
         except Exception as error:
+            if not last and type(hook).before_train.__qualname__ != "HookBase.before_train":
+                continue
             raise HookStateError(
                 f"The hook {key} ({type(hook).__module__}) could not take its saved state back: {_text(error)}"
             ) from error
+
+
+def _copied(state: Any) -> Any:
+    try:
+        return deepcopy(state)
+    except NotImplementedError:  # compressed sparse tensors, for one, cannot be deep-copied
+        tree, leaves = codec.encode(state)
+        return codec.decode(tree, lambda name: leaves[name].tensor.detach().clone())
 
 
 def _text(error: Exception) -> str:

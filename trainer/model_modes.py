@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from trainerd.trainer.model_state import without_wrappers
+from trainerd.trainer.model_state import named_parameters, without_wrappers
 
 
 def capture(model: nn.Module) -> dict[str, list[str]]:
     """Return the names, without wrappers, of frozen parameters and of modules in evaluation mode ("" is the model)."""
     return {
-        "frozen": sorted({name for name, parameter in _parameters(model) if not parameter.requires_grad}),
+        "frozen": sorted({name for name, parameter in named_parameters(model) if not parameter.requires_grad}),
         "evaluating": sorted({name for name, module in _modules(model) if not module.training}),
     }
 
@@ -23,7 +23,7 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
     """Set the model as it was saved; return what that changed, in words."""
     frozen, evaluating = set(saved["frozen"]), set(saved["evaluating"])
     changed = []
-    for name, parameter in _parameters(model):
+    for name, parameter in named_parameters(model):
         if parameter.requires_grad == (name in frozen):
             parameter.requires_grad_(name not in frozen)
             changed.append(f"{name} {'frozen' if name in frozen else 'trained'}")
@@ -32,11 +32,6 @@ def restore(model: nn.Module, saved: Mapping[str, Any]) -> list[str]:
             module.training = name not in evaluating
             changed.append(f"{name or 'the model'} in {'evaluation' if name in evaluating else 'training'} mode")
     return changed
-
-
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    named = dict(model.named_parameters())
-    return [(short, named[name]) for name, short in without_wrappers(list(named), model).items()]
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -1,6 +1,7 @@
 """The model's share of the state: names without wrappers, and a load that refuses whatever does not fit."""
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,12 +51,32 @@ def capture(model: nn.Module) -> dict[str, Any]:
     return {bare[name]: value for name, value in live.items()}
 
 
+def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return every parameter once, with its (first) name without wrappers."""
+    named = dict(model.named_parameters())
+    return [(short, named[name]) for name, short in without_wrappers(list(named), model).items()]
+
+
 def parameter_names(model: nn.Module | None) -> dict[int, str]:
     """Map `id(parameter)` to its (first) name without wrappers."""
-    if model is None:
-        return {}
-    named = {name: id(parameter) for name, parameter in model.named_parameters()}
-    return {named[name]: short for name, short in without_wrappers(list(named), model).items()}
+    return {} if model is None else {id(parameter): name for name, parameter in named_parameters(model)}
+
+
+def capture_versions(model: nn.Module) -> dict[str, int]:
+    """Return the state version of every module whose version is not 1, by name without wrappers."""
+    return {name: version for name, version in _versions(model) if version != 1}
+
+
+def metadata(model: nn.Module, versions: Mapping[str, int]) -> OrderedDict[str, dict[str, int]]:
+    """Return what load_state_dict has to know, or modules would take their state for that of an old version."""
+    bare = without_wrappers([f"{name}." for name, _ in model.named_modules() if name], model)
+    names = {"": ""} | {name.removesuffix("."): short.removesuffix(".") for name, short in bare.items()}
+    return OrderedDict((name, {"version": versions.get(short, 1)}) for name, short in names.items())
+
+
+def _versions(model: nn.Module) -> list[tuple[str, int]]:
+    named = {f"{name}." if name else "": module._version for name, module in model.named_modules()}
+    return [(short.removesuffix("."), named[name]) for name, short in without_wrappers(list(named), model).items()]
 
 
 def fit(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:

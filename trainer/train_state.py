@@ -1,18 +1,20 @@
 """What the whole state of a trainer is, and the part of it that lives in objects.
 
-Whole means: `iteration` and `step`, `model` with `model_modes`, `optimizer`, `hooks` with `hook_modules`, `events`,
+Whole means: `iteration` and `step`, `model` with `model_versions` and `model_modes`, `gradients` if
+an iteration of the user's own may need them again, `optimizer`, `hooks` with `hook_modules`, `events`,
 `data`, `rng`. A trainer that lacks one of these lacks the entry. A state without `events` was taken before any training
 began; one without `step` is in detectron2's form, whose `iteration` is the finished one.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainerd.trainer import hook_state, model_modes, model_state, optimizer_state, randomness
+from trainerd.trainer import gradients, hook_state, model_modes, model_state, optimizer_state, randomness
 from trainerd.trainer.data_position import DataPosition, Grade
 from trainerd.trainer.model_state import shown
 
@@ -45,14 +47,25 @@ def left_out(trainer: object, hooks: Sequence["HookBase"]) -> list[str]:
         return []
     model = getattr(trainer, "model", None)
     covered = {id(getattr(trainer, "optimizer", None))}
-    covered |= {id(value) for hook in hooks for value in vars(hook).values()}
+    covered |= {id(value) for hook in filter(hook_state.is_stateful, hooks) for value in vars(hook).values()}
+    # Our own LRScheduler saves a scheduler that it finds at the trainer.
+    covered |= {id(getattr(hook, "scheduler", None)) for hook in hooks if hasattr(type(hook), "scheduler")}
     covered |= {id(module) for module in model.modules()} if isinstance(model, torch.nn.Module) else set()
     stateful = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
     return [
         f"{name} ({type(value).__qualname__})"
-        for name, value in vars(trainer).items()
+        for name, value in _with_items(vars(trainer))
         if isinstance(value, stateful) and id(value) not in covered and value.state_dict()
     ]
+
+
+def _with_items(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in attributes.items():
+        yield name, value
+        if isinstance(value, Mapping):
+            yield from ((f"{name}[{key!r}]", item) for key, item in value.items())
+        elif isinstance(value, list | tuple) and name != "_hooks":
+            yield from ((f"{name}[{index}]", item) for index, item in enumerate(value))
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,7 @@ class Parts:
     optimizer: Any
     hooks: Sequence["HookBase"]
     data: DataPosition | None
+    keeps_gradients: bool
 
     def capture(self, waiting: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the state of model, optimizer and hooks, with live tensors.
@@ -72,7 +86,10 @@ class Parts:
         state: dict[str, Any] = {}
         if self.model is not None:
             state["model"] = model_state.capture(self.model)
+            state["model_versions"] = model_state.capture_versions(self.model)
             state["model_modes"] = model_modes.capture(self.model)
+            if self.keeps_gradients:
+                state["gradients"] = gradients.capture(self.model)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             state["optimizer"] = optimizer_state.capture(self.optimizer, model_state.parameter_names(self.model))
         elif self.optimizer is not None:
@@ -97,22 +114,29 @@ class Parts:
             told += filter(None, [self.data.mismatch(state["data"])])
         return told + self._matching(state).left_over
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load model, optimizer and hooks; what can be refused is refused before anything is touched."""
+    def load(self, state: Mapping[str, Any], *, last: bool = False) -> None:
+        """Load model, optimizer and hooks; what can be refused is refused before anything is touched.
+
+        Unless it is the `last` time, a hook that builds what it needs in `before_train` may fail.
+        """
         matching = self._matching(state)
         fitted = None
         if self.model is not None and "model" in state:
-            fitted = model_state.fit(self.model, state["model"])
+            fitted = OrderedDict(model_state.fit(self.model, state["model"]))
+            if "model_versions" in state:
+                fitted._metadata = model_state.metadata(self.model, state["model_versions"])  # type: ignore[attr-defined]
         by_name = isinstance(self.optimizer, torch.optim.Optimizer)
         has_optimizer = self.optimizer is not None and "optimizer" in state
         if has_optimizer and by_name:
             optimizer_state.check(self.optimizer, state["optimizer"], model_state.parameter_names(self.model))
         if self.model is not None and fitted is not None:
             self.model.load_state_dict(fitted)
+            if "gradients" in state:
+                gradients.restore(self.model, state["gradients"])
             if "model_modes" in state and (changed := model_modes.restore(self.model, state["model_modes"])):
                 logger.info("set as it was saved, other than the code left it: %s", shown(changed))
         # Before the optimizer: loading a scheduler may write learning rates, and the saved ones have the last word.
-        hook_state.load(matching)
+        hook_state.load(matching, last=last)
         if has_optimizer and by_name:
             optimizer_state.load(self.optimizer, state["optimizer"])
         elif has_optimizer:

@@ -30,6 +30,10 @@ WITHOUT_TORCH = {
             "{'lr': 0.5}",
         ],
     ),
+    "interrupts": (
+        "def build_trainer(config): raise KeyboardInterrupt('mine')\n",
+        ["failed at train.py:1 (build_trainer)", "KeyboardInterrupt: mine"],
+    ),
     "exits": ("import sys\ndef build_trainer(config): sys.exit('done')\n", ["called sys.exit('done')"]),
 }
 

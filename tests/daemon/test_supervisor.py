@@ -204,3 +204,15 @@ def test_fresh_leaves_old_checkpoints_aside_and_resumes_its_own(undisturbed: Pat
     assert text.count("starting from step 0") == 2
     assert text.count("resumed from step 5 (storage, grade bitwise)") == 1
     assert_same(final_state(folder), final_state(undisturbed))
+
+
+def test_a_damaged_last_checkpoint_is_not_taken_for_a_finished_run(undisturbed: Path, tmp_path: Path) -> None:
+    """Its hashes are checked before the daemon says that nothing is left to do; what it costs is trained again."""
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    (data,) = (folder / f"checkpoints/step-{STEPS:09d}.t1").glob("*.safetensors")
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    text = finish(Run(write_target(tmp_path), folder, max_iter=STEPS))
+    assert "passed over a newer checkpoint" in text
+    assert_same(final_state(folder), final_state(undisturbed))

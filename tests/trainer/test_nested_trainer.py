@@ -12,6 +12,8 @@ class Draws(HookBase):
 
     def before_step(self):
         self.trainer.drawn = torch.rand(1)
+        # A warm-up that sets the rate for this very step: the inner trainer must be whole before.
+        self.trainer._trainer.optimizer.param_groups[0]["lr"] = 0.01 * (self.trainer.iter + 1)
 
 
 class Outer(TrainerBase):

@@ -124,7 +124,8 @@ class TwoOptimizers(SimpleTrainer):
         self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9)
         self.alias = self.model
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
-        self.register_hooks([LRScheduler(self.scheduler)])
+        self.register_hooks([LRScheduler()])
+        self.nets = [torch.nn.Linear(1, 1)]
         self.loss = torch.nn.MSELoss()
 
     def run_step(self):
@@ -145,7 +146,7 @@ def test_a_second_optimizer_is_not_left_out_silently(caplog):
 
     trainer = build(TwoOptimizers)
     trainer.train(0, 2)
-    assert "critic (Linear), critic_optimizer (SGD) will not be saved" in caplog.text
+    assert "critic (Linear), critic_optimizer (SGD), nets[0] (Linear) will not be saved" in caplog.text
     resumed = build(TwoOptimizers)
     resumed.load_state_dict(trainer.state_dict())
     assert (resumed.restored_grade, "critic_optimizer" in resumed.restored_reason) == ("position only", True)
@@ -153,3 +154,22 @@ def test_a_second_optimizer_is_not_left_out_silently(caplog):
     caplog.clear()
     build(WithItsOwnState).train(0, 2)
     assert not caplog.records
+
+
+class Alone(SimpleTrainer):
+    """Saves and loads in its own way, without asking the base class."""
+
+    def state_dict(self):
+        return {"step": 3, "model": self.model.state_dict()}
+
+    def load_state_dict(self, state, **options):
+        self.model.load_state_dict(state["model"])
+
+
+def test_a_trainer_that_loads_without_the_base_class_is_never_called_bitwise():
+    """Its data position, random numbers and hooks are gone."""
+    trainer = simple_trainer()
+    alone = Alone(trainer.model, trainer.data_loader, trainer.optimizer)
+    alone.load_state_dict(alone.state_dict())
+    assert alone.restored_grade == "position only"
+    assert "Alone" in alone.restored_reason
