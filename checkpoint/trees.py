@@ -5,7 +5,7 @@ from typing import Any
 KIND = "!"
 """The key that makes an object of the tree a node; its value names the kind."""
 
-MAX_DEPTH = 200
+MAX_DEPTH = 100
 """Levels of nesting that a state may have."""
 
 Path = tuple[Any, ...]

@@ -322,3 +322,19 @@ def test_verify_does_not_overlook_the_files_that_all_checkpoints_depend_on(run, 
     assert done.returncode == 65
     assert f"{name} is damaged" in done.stderr
     assert "from a copy" in done.stderr
+
+
+@pytest.mark.parametrize("make", [lambda inner: {1: inner}, lambda inner: (inner,), lambda inner: OrderedDict(a=inner)])
+def test_the_deepest_state_that_can_be_saved_can_be_inspected(tmp_path, make):
+    """Each level of it may take several levels of the tree."""
+    value = 1
+    for _ in range(97):
+        value = make(value)
+    storage = open_storage(str(tmp_path / "run"))
+    owner = RunOwner.acquire(storage)
+    CheckpointStore(storage, term=owner.ensure_term(0)).save(1, {"deep": value})
+    owner.release()
+    for flags in ([], ["deep"], ["--json"]):
+        done = trainerd("inspect", tmp_path / "run", *flags)
+        assert done.returncode == 0, done.stderr
+    assert CheckpointStore(storage).load().state == {"deep": value}
