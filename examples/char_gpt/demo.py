@@ -145,8 +145,11 @@ def kill_worker(training):
 
 def kill_worker_in_save(training):
     """Stop the worker when a checkpoint without a manifest appears, make sure that none came meanwhile, kill it."""
+    left_by_earlier_kills = training.look()
     while True:
-        folder = training.wait_until(training.look, pause_seconds=0.0002)
+        folder = training.wait_until(
+            lambda: (found := training.look()) != left_by_earlier_kills and found, pause_seconds=0.0002
+        )
         worker = training.worker
         os.kill(worker, signal.SIGSTOP)
         if folder.exists() and not (folder / "manifest.json").exists():
