@@ -43,7 +43,10 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed checkpoint. `time` in seconds since 1970, UTC; keys of `files` relative to the checkpoint."""
+    """One committed checkpoint. `time` in seconds since 1970, UTC; keys of `files` relative to the checkpoint.
+
+    `pinned`: steps whose checkpoints stay while this one is the newest that counts.
+    """
 
     written_by: str
     run: str
@@ -51,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     term: int
     time: float
     world_size: int
+    pinned: tuple[int, ...] = ()
     versions: dict[str, str]
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]

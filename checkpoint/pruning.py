@@ -18,23 +18,26 @@ def prune(storage: Storage, keep: Keep, *, term: int) -> list[CheckpointName]:
 
     Damaged and superseded checkpoints stay: a person may still want them. Call it with no save in progress.
     """
-    valid = _valid(storage)
-    wanted = reasons(list(valid), keep, time.time())
+    valid, pinned = _valid(storage)
+    wanted = reasons(list(valid), keep, time.time(), pinned=pinned)
     gone = [name for kept, name in valid.items() if not wanted[kept]]
     for name in gone:
         _delete(storage, name)
     return gone + sweep(storage, term)
 
 
-def _valid(storage: Storage) -> dict[Kept, CheckpointName]:
-    valid = {}
+def _valid(storage: Storage) -> tuple[dict[Kept, CheckpointName], tuple[int, ...]]:
+    """Return the valid checkpoints, and the steps that the newest of them pins."""
+    valid: dict[Kept, CheckpointName] = {}
+    pinned: tuple[int, ...] = ()
     for name in candidates(storage):
         try:
             manifest = read_manifest(storage, name)
         except CheckpointError:
             continue
+        pinned = pinned if valid else manifest.pinned
         valid[Kept(name.step, name.term, manifest.time)] = name
-    return valid
+    return valid, pinned
 
 
 def sweep(storage: Storage, term: int) -> list[CheckpointName]:

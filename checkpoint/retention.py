@@ -1,6 +1,6 @@
 """Which checkpoints to keep: pure decisions over what a listing says."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -31,16 +31,23 @@ class Kept:
     time: float
 
 
-def reasons(checkpoints: Sequence[Kept], keep: Keep, now: float) -> dict[Kept, tuple[str, ...]]:
-    """Why each checkpoint is kept, as the job file would say it; none means that it may go. The newest never may."""
+def reasons(
+    checkpoints: Sequence[Kept], keep: Keep, now: float, *, pinned: Collection[int] = ()
+) -> dict[Kept, tuple[str, ...]]:
+    """Why each checkpoint is kept, as the job file would say it; none means that it may go. The newest never may.
+
+    `pinned` are steps that the newest checkpoint wants kept.
+    """
     newest_first = sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.term), reverse=True)
-    return {checkpoint: _reasons(checkpoint, rank, keep, now) for rank, checkpoint in enumerate(newest_first)}
+    return {checkpoint: _reasons(checkpoint, rank, keep, now, pinned) for rank, checkpoint in enumerate(newest_first)}
 
 
-def _reasons(checkpoint: Kept, rank: int, keep: Keep, now: float) -> tuple[str, ...]:
+def _reasons(checkpoint: Kept, rank: int, keep: Keep, now: float, pinned: Collection[int]) -> tuple[str, ...]:
     found = []
     if rank == 0:
         found.append("newest")
+    if checkpoint.step in pinned:
+        found.append("pinned")
     if rank < keep.last:
         found.append(f"last {keep.last}")
     if keep.every_steps is not None and checkpoint.step % keep.every_steps == 0:

@@ -54,9 +54,10 @@ class CheckpointStore:
         """Encode and decode the state without writing or copying: UnsupportedState names what would not come back."""
         codec.check_inverse(state)
 
-    def save(self, step: int, state: object) -> Saved:
+    def save(self, step: int, state: object, *, pinned: Sequence[int] = ()) -> Saved:
         """Commit the state of a step, then prune. UnsupportedState, StorageUnusable: earlier checkpoints are untouched.
 
+        Checkpoints of `pinned` steps are kept, whatever the retention rules say, as long as this one is the newest.
         Tensors are read while this runs; nothing may change them until it returns.
         """
         began = time.monotonic()
@@ -70,6 +71,7 @@ class CheckpointStore:
                 tree,
                 leaves,
                 run=run.run if run else "",
+                pinned=tuple(pinned),
                 written_by=WRITTEN_BY,
                 versions={**versions(), "torch": str(torch.__version__), "cuda": torch.version.cuda or ""},
             )

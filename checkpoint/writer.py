@@ -64,6 +64,7 @@ def write_checkpoint(
     run: str,
     written_by: str,
     versions: dict[str, str],
+    pinned: tuple[int, ...] = (),
     rank: int = 0,
     file_bytes: int = FILE_BYTES,
 ) -> Manifest:
@@ -84,6 +85,7 @@ def write_checkpoint(
         term=name.term,
         time=time.time(),
         world_size=1,
+        pinned=pinned,
         versions=versions,
         files=files,
         tensors={

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, field
 
 from trainerd.daemon.durations import Interval, Seconds, Steps
+from trainerd.trainer.mismatch import OnMismatch
 
 
 class KeepTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,10 @@ class CheckpointTable(msgspec.Struct, frozen=True, kw_only=True):
     """`[checkpoint]`: when the state is saved, and which checkpoints stay."""
 
     every: Annotated[Interval, Meta(description="how often the state is saved")] = Interval()
+    on_mismatch: Annotated[
+        OnMismatch,
+        Meta(description="where checkpoint and code differ: error, warn, saved or code; or a table of these"),
+    ] = OnMismatch({"default": "error"})
     keep: Annotated[KeepTable, Meta(description="which checkpoints stay; the others are deleted after a save")] = (
         KeepTable()
     )

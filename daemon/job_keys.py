@@ -11,6 +11,7 @@ from trainerd.daemon import durations
 from trainerd.daemon.durations import Interval, Seconds, Steps
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import Place
+from trainerd.trainer.mismatch import OnMismatch
 
 Table = type[msgspec.Struct]
 
@@ -21,7 +22,7 @@ class Key(NamedTuple):
     table: str  # "" for the top of the file, "checkpoint", "checkpoint.keep"
     name: str
     attribute: str  # its name in the struct
-    kind: Any  # str, int, dict, Seconds, Steps, Interval or a table
+    kind: Any  # str, int, dict, Seconds, Steps, Interval, OnMismatch or a table
     default: Any  # msgspec.NODEFAULT: it must be given
     help: str
     least: int | None
@@ -90,6 +91,8 @@ def read(key: Key, value: object, place: Place) -> Any:
         return value
     if key.kind is int:
         return _read_number(key, value, place)
+    if key.kind is OnMismatch:
+        return _read_policy(value, place)
     parse, form = {
         Seconds: (durations.parse_duration, durations.DURATION_FORM),
         Steps: (durations.parse_steps, durations.STEPS_FORM),
@@ -122,6 +125,15 @@ def _read_number(key: Key, value: object, place: Place) -> int:
         why = f" ({key.why_least})" if key.why_least else ""
         raise place.error(value, f"expected a whole number{least}{why}.")
     return number
+
+
+def _read_policy(value: object, place: Place) -> OnMismatch:
+    if not isinstance(value, str | dict):
+        raise place.error(value, 'expected "error", "warn", "saved" or "code", or a table of these by item.')
+    try:
+        return OnMismatch.of(value)
+    except ValueError as error:
+        raise place.error(value, f"{error}.") from None
 
 
 def _kind(annotated: Any) -> Any:

@@ -103,12 +103,7 @@ def _work(job: Job, fresh: bool, page: StatusPage, keeper: Keeper) -> LastWord:
     if page.stop_requested:
         return Stopped(ready.step, saved=True)
     store.term = keeper.begin(ready)
-    if ready.source:
-        why = f": {ready.reason}" if ready.reason else ""
-        logger.info("resumed from step %d (%s, grade %s%s)", ready.step, ready.source, ready.grade, why)
-    else:
-        logger.info("starting from step 0")
-    return _train(job, trainer, _session(job, page, store, keeper, ready.step), page)
+    return _train(job, trainer, _session(job, page, store, keeper, ready), page)
 
 
 def _prepare(job: Job, fresh: bool) -> tuple["TrainerBase", "CheckpointStore", Ready]:
@@ -133,7 +128,7 @@ def _prepare(job: Job, fresh: bool) -> tuple["TrainerBase", "CheckpointStore", R
 
 def _load(trainer: "TrainerBase", state: object, step: int, job: Job) -> None:
     try:
-        trainer.load_state_dict(state)  # type: ignore[arg-type] # what was saved by state_dict, a mapping
+        trainer.load_state_dict(state, on_mismatch=job.checkpoint.on_mismatch)  # type: ignore[arg-type] # a mapping
     except Exception as error:
         at = f" at {frames}" if (frames := chain(error)) else ""
         raise JobError(
@@ -154,9 +149,16 @@ def _check(trainer: "TrainerBase", store: "CheckpointStore") -> None:
         ) from error
 
 
-def _session(job: Job, page: StatusPage, store: "CheckpointStore", keeper: Keeper, step: int) -> WorkerSession:
-    delays = tuple(backoff_seconds(n, job.restart, jitter=1.0) for n in range(1, LAST_SAVE_TRIES))
-    return WorkerSession(page, store, keeper.tell, every=job.checkpoint.every, saved_step=step, last_save_delays=delays)
+def _session(job: Job, page: StatusPage, store: "CheckpointStore", keeper: Keeper, ready: Ready) -> WorkerSession:
+    return WorkerSession(
+        page,
+        store,
+        keeper.tell,
+        resumed_from=ready.source,
+        every=job.checkpoint.every,
+        saved_step=ready.step,
+        last_save_delays=tuple(backoff_seconds(n, job.restart, jitter=1.0) for n in range(1, LAST_SAVE_TRIES)),
+    )
 
 
 def _train(job: Job, trainer: "TrainerBase", session: WorkerSession, page: StatusPage) -> LastWord:
@@ -173,7 +175,7 @@ def _train(job: Job, trainer: "TrainerBase", session: WorkerSession, page: Statu
             ExitCode.BUDGET_USED_UP, f"training failed{at}: {one_paragraph(error)}", fingerprint(error, trainer.step)
         )
     step = trainer.step
-    if step >= job.max_iter:
+    if step >= trainer.max_iter:
         if not session.save_last(trainer):  # zero iterations were left, or the state could not be saved before
             return Failed(ExitCode.STORAGE_UNUSABLE, f"the last state could not be saved: {session.last_error}", "")
         return Finished(step)

@@ -23,7 +23,8 @@ logger = logging.getLogger("trainerd.worker")
 class WorkerSession:
     """Saves when due, at the end, and before a stop; `tell` receives what the daemon should know.
 
-    `last_save_delays` are the seconds to wait between tries of a save that no later one can make up for.
+    `resumed_from` is where the loaded state came from, "" for none. `last_save_delays` are the seconds to wait between
+    tries of a save that no later one can make up for.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class WorkerSession:
         store: "CheckpointStore",
         tell: Callable[[Saved | SaveFailed], None],
         *,
+        resumed_from: str,
         every: Interval,
         saved_step: int,
         last_save_delays: tuple[float, ...],
@@ -41,6 +43,7 @@ class WorkerSession:
         self._page = page
         self._store = store
         self._tell = tell
+        self._resumed_from = resumed_from
         self._every = every
         self._record = SaveRecord(saved_step, tried_at=time.monotonic())
         self._last_save_delays = last_save_delays
@@ -49,6 +52,15 @@ class WorkerSession:
     def saved_step(self) -> int:
         """The newest step that a checkpoint holds."""
         return self._record.saved_step
+
+    def began(self, trainer: "TrainerBase") -> None:
+        """Say where training goes on, and how exactly."""
+        if not self._resumed_from:
+            logger.info("starting from step 0")
+            return
+        why = f": {trainer.restored_reason}" if trainer.restored_reason else ""
+        text = "resumed from step %d (%s, grade %s%s)"
+        logger.info(text, trainer.step, self._resumed_from, trainer.restored_grade, why)
 
     def end_of_step(self, trainer: "TrainerBase") -> bool:
         """Publish step and loss, save if it is time to; true once a stop was asked for."""
@@ -60,8 +72,9 @@ class WorkerSession:
         stop = self._page.stop_requested
         if stop or step >= trainer.max_iter:
             self.save_last(trainer)
-        elif is_due(self._every, self._record, step, time.monotonic()):
+        elif trainer.save_requested or is_due(self._every, self._record, step, time.monotonic()):
             self._save(trainer)
+        trainer.save_requested = False
         return stop
 
     def save_last(self, trainer: "TrainerBase") -> bool:
@@ -79,7 +92,8 @@ class WorkerSession:
         step = trainer.step
         with trainer.phase("save"):
             try:
-                saved = self._store.save(step, trainer.state_dict())
+                state = {**trainer.state_dict(), "fingerprints": trainer.fingerprints()}
+                saved = self._store.save(step, state, pinned=trainer.pinned_steps())
             except StorageUnusable as error:
                 self._record = self._record.failed_at(time.monotonic())
                 self.last_error = str(error)

@@ -1,51 +1,26 @@
-"""Hooks and the training loop: detectron2's names and order of calls, and a state that is whole."""
+"""The training loop: detectron2's names and order of calls, and a state that is whole."""
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainerd.trainer import hook_state, randomness, train_state
+from trainerd.trainer import environment, generators, hook_state, hyperparameters, randomness, resume_proof, resuming
 from trainerd.trainer.data_position import DataPosition, Grade
-from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.events import EventStorage
+from trainerd.trainer.hook_base import HookBase
+from trainerd.trainer.hyperparameters import Values
+from trainerd.trainer.mismatch import OnMismatch
 from trainerd.trainer.session import NULL_SESSION, Session
+from trainerd.trainer.train_state import Parts, left_out, taken_before_training
+
+if TYPE_CHECKING:
+    from trainerd.trainer.resuming import Restored
+
+__all__ = ["HookBase", "TrainerBase"]
 
 logger = logging.getLogger(__name__)
-
-
-class HookBase:
-    """Something that a trainer does beside its steps; register it with `TrainerBase.register_hooks`.
-
-    A hook with state defines both `state_dict` and `load_state_dict`. Saved state is loaded when the trainer loads
-    its own, and once more after `before_train`: however a hook begins, what was saved wins.
-    """
-
-    # A weak proxy, set at registration: hooks must not keep their trainer alive.
-    trainer: "TrainerBase" = None  # type: ignore[assignment]
-
-    def before_train(self) -> None:
-        """Run before the first iteration of a `train` call."""
-
-    def after_train(self) -> None:
-        """Run after the last iteration, also when training failed; `trainer.iter == trainer.max_iter` if it did not."""
-
-    def before_step(self) -> None:
-        """Run before each iteration; keep it short, timers attribute it to nobody."""
-
-    def after_backward(self) -> None:
-        """Run when gradients are there and the optimizer has not used them yet, if the trainer's step announces it."""
-
-    def after_step(self) -> None:
-        """Run after each iteration."""
-
-    def state_dict(self) -> Any:
-        """Return what must be saved; nothing, for hooks without state."""
-        return {}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Take back what `state_dict` returned; called only on hooks that define both."""
 
 
 class _Phase(AbstractContextManager[None]):
@@ -72,6 +47,7 @@ class TrainerBase:
         max_iter: the iteration that it ends before.
         storage: the metrics of this `train` call.
         session: whoever watches over this trainer; by default nobody.
+        stopped_early: why training ended before the `max_iter` it was given; empty if it did not.
     """
 
     def __init__(self) -> None:
@@ -82,12 +58,17 @@ class TrainerBase:
         self.storage: EventStorage
         self.session: Session = NULL_SESSION
         self.current_phase = "start"
+        self.save_requested = False
+        self.stopped_early = ""
         self._step = 0
         self._state_step = 0
         self._training = False
         self._data: DataPosition | None = None
-        self._to_restore: Mapping[str, Any] | None = None
-        self._restored: tuple[Grade, str] | None = None
+        self._generators: dict[str, generators.Generator] = {}
+        self._at_step_end: list[Callable[[TrainerBase], object]] = []
+        self._built: Values | None = None
+        self._waiting: Restored | None = None
+        self._restored: Restored | None = None
 
     @property
     def step(self) -> int:
@@ -107,33 +88,42 @@ class TrainerBase:
         for hook in new:
             hook.trainer = weakref.proxy(self)
         self._hooks.extend(new)
+        self._built = None
+
+    def register_rng(self, name: str, generator: generators.Generator) -> None:
+        """Make a random generator object of your own part of the state, under a name that stays the same.
+
+        TypeError for what is no NumPy Generator or RandomState, random.Random or torch.Generator; ValueError for a name
+        that is taken. The global generators are saved anyway.
+        """
+        generators.check(name, generator)
+        if name in self._generators:
+            raise ValueError(f"register_rng: the name {name!r} is taken by another generator of this trainer")
+        self._generators[name] = generator
 
     def train(self, start_iter: int, max_iter: int) -> None:
         """Run the iterations from `start_iter` up to `max_iter`, fewer if the session asks to stop.
 
         ValueError when a state was loaded that does not continue at `start_iter`.
         """
-        self._check_start(start_iter)
+        if self._waiting is not None and self._waiting.step != start_iter:
+            raise ValueError(
+                f"The loaded state has {self._waiting.step} completed steps, but training was asked to start at "
+                f"iteration {start_iter}: some iterations would be repeated or left out. "
+                f"Call train({self._waiting.step}, max_iter)."
+            )
         logger.debug("training from iteration %d to %d", start_iter, max_iter)
         self.iter = self.start_iter = self._step = self._state_step = start_iter
         self.max_iter = max_iter
+        self.stopped_early = ""
         self._training = True
         try:
             with EventStorage(start_iter) as self.storage:
                 self._train_and_clean_up()
         finally:
             self._training = False
+            self._at_step_end.clear()
             self.mark("idle")
-
-    def _check_start(self, start_iter: int) -> None:
-        if self._to_restore is None:
-            return
-        step = train_state.step_of(self._to_restore)
-        if step != start_iter:
-            raise ValueError(
-                f"The loaded state has {step} completed steps, but training was asked to start at iteration "
-                f"{start_iter}: some iterations would be repeated or left out. Call train({step}, max_iter)."
-            )
 
     def _train_and_clean_up(self) -> None:
         try:
@@ -155,28 +145,78 @@ class TrainerBase:
 
     def _begin(self) -> None:
         self.mark("start")
-        if missing := train_state.left_out(self, self._hooks):
+        if missing := left_out(self, self._hooks):
             text = "%s: %s will not be saved, so no resume will be exact; add it in state_dict and load_state_dict"
             logger.warning(text, type(self).__qualname__, ", ".join(missing))
-        saved = self._to_restore
-        early = saved is not None and train_state.taken_before_training(saved)
-        if saved is not None and early:
-            self._restore_all(saved)
+        waiting = self._waiting
+        early = waiting is not None and taken_before_training(waiting.state)
+        for trainer in (self, *self._driven()):
+            trainer._as_built()
+        if waiting is not None and early:
+            self._restored = resuming.put_back(self, waiting)
         self.before_train()
-        if saved is not None and not early:
-            self._restore_all(saved)
-        self._to_restore = None
+        if waiting is not None and not early:
+            self._restored = resuming.put_back(self, waiting)
+        self._waiting = None
+        self.session.began(self)
 
     def _loop(self) -> None:
-        for iteration in range(self.start_iter, self.max_iter):
-            self.iter = iteration
+        while not self._is_over():
+            self.iter = self._step
             self.before_step()
             self.run_step()
-            self._state_step = iteration + 1
+            self._state_step = self.iter + 1
             self.after_step()
             self._step = self._state_step
+            self._is_over()
+            while self._at_step_end:
+                self._at_step_end.pop(0)(self)
             if self.session.end_of_step(self):
                 break
+        if self.stopped_early:
+            logger.info("training ends at step %d: %s", self._step, self.stopped_early)
+
+    def _is_over(self) -> bool:
+        if self.stopped_early:
+            self.max_iter = self._step
+        return self._step >= self.max_iter
+
+    def stop_early(self, reason: str) -> None:
+        """End the training after this step as if it had reached `max_iter`, which becomes the completed step.
+
+        For hooks: in `after_step`, or in `before_train`, when no step is trained any more.
+        """
+        self.stopped_early = reason or "asked to"
+
+    def at_step_end(self, act: "Callable[[TrainerBase], object]") -> None:
+        """Call `act(trainer)` when all hooks' `after_step` are done and `state_dict()` is exact; equal ones once."""
+        if act not in self._at_step_end:
+            self._at_step_end.append(act)
+
+    def request_save(self) -> None:
+        """Ask whoever watches over this trainer to save its state at the end of this step; nobody does by default."""
+        self.save_requested = True
+
+    def pinned_steps(self) -> tuple[int, ...]:
+        """Return the steps whose checkpoints some hook wants kept whatever the retention rules say, in order."""
+        return tuple(sorted({step for hook in self._hooks for step in getattr(hook, "pinned_steps", ())}))
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the settings that code gave this trainer and that results depend on: attribute names, plain values."""
+        return {}
+
+    def take_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Take the settings that were decided on at resume, of those that differed."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def unscale_gradients(self) -> None:
+        """Make gradients what they are without loss scaling, for hooks that look at them in `after_backward`."""
+
+    def _as_built(self) -> Values:
+        if self._built is None:
+            self._built = hyperparameters.capture(self, self._hooks)
+        return self._built
 
     def before_train(self) -> None:
         """Call every hook's `before_train`."""
@@ -224,44 +264,53 @@ class TrainerBase:
         Exact between steps; in a hook's `after_step` it already counts this step, but hooks after that one have not
         had theirs.
         """
-        waiting = self._to_restore
+        waiting = self._waiting.state if self._waiting is not None else None
         state = {"iteration": self.iter, "step": self._state_step, **self._parts().capture(waiting)}
+        built = dict(self._as_built())
+        if self._restored is not None:
+            built |= {one.difference.place: one.value for one in self._restored.decisions}
+        state["hyperparameters"] = built
+        state["environment"] = environment.capture(getattr(self, "model", None))
         if waiting is not None:
             # Loaded, but put back only when training begins: until then what was loaded is the state.
-            return state | {key: waiting[key] for key in ("events", "data", "rng") if key in waiting}
+            return state | {key: waiting[key] for key in ("events", "data", "rng", "generators") if key in waiting}
         if hasattr(self, "storage"):
             state["events"] = self.storage.state_dict()
         if self._data is not None:
             state["data"] = self._data.state_dict()
         state["rng"] = randomness.capture()
+        if self._generators:
+            state["generators"] = generators.capture(self._generators)
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, on_mismatch: str = "error") -> None:
+    def fingerprints(self) -> dict[str, str]:
+        """Return hashes of the parameters, of the random streams, and of the next batch's sample ids if they are known.
+
+        Put into a saved state as `fingerprints`, they are computed again when it is put back, and the grade falls if
+        one differs. The model is read whole for it.
+        """
+        driven = self._driven()
+        owner = driven[0] if self._data is None and len(driven) == 1 else self
+        samples = owner._data.next_samples() if owner._data is not None else None
+        return resume_proof.fingerprints(getattr(owner, "model", None), randomness.capture(), samples)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *, on_mismatch: str | Mapping[str, Any] | OnMismatch = "error"
+    ) -> None:
         """Load a state into the running objects; model, optimizer and hooks at once, the rest when `train` begins.
 
         Everything is put back once more after `before_train`, random numbers last, so keep `state_dict` unchanged until
-        then. `on_mismatch` says what happens when hooks or whole entries exist on one side only: "error" raises
-        StateMismatch and "warn" logs one warning. A model or an optimizer that does not fit is always refused.
-        Detectron2's form loads as well; it has no model, random numbers or data position.
+        then. `on_mismatch` (see OnMismatch) says what happens where state and code differ: hooks or whole entries on
+        one side only, learning rates and other settings; "error" raises StateMismatch. A model or an optimizer that
+        does not fit is always refused. Detectron2's form loads as well; it has no model, random numbers or data
+        position.
         """
-        if on_mismatch not in ("error", "warn"):
-            raise ValueError(f'on_mismatch is "error" or "warn", not {on_mismatch!r}')
+        policy = OnMismatch.of(on_mismatch)
         if self._training:
             raise RuntimeError("A state cannot be loaded while train() runs: load it before.")
-        parts = self._parts()
-        self._tell(parts.differences(state_dict), on_mismatch)
-        parts.load(state_dict)
-        data = parts.fitting_data(state_dict)
-        if data is not None:
-            data.prepare(state_dict["data"])
-        if "step" not in state_dict:
-            logger.warning("the state is in detectron2's form: its optimizer is matched by position, not by name")
+        self._waiting = self._restored = resuming.load(self, state_dict, policy)
         self.iter = state_dict["iteration"]
-        self._step = self._state_step = train_state.step_of(state_dict)
-        self._to_restore = state_dict
-        self._restored = parts.grade(state_dict, type(self).__qualname__)
-        if missing := train_state.left_out(self, self._hooks):
-            self._restored = "position only", f"{', '.join(missing)} of the trainer was not saved"
+        self._step = self._state_step = self._waiting.step
 
     @property
     def restored_grade(self) -> Grade:
@@ -275,56 +324,23 @@ class TrainerBase:
 
     def _grade(self) -> tuple[Grade, str]:
         driven = self._driven()
+        restored = self._restored
         if self._data is None and len(driven) == 1 and driven[0]._restored is not None:
-            return driven[0]._restored  # the data is the inner trainer's
-        nothing: Grade = "position only"
-        return self._restored or (nothing, f"{type(self).__qualname__} loaded no state through TrainerBase")
+            restored = driven[0]._restored  # the data is the inner trainer's
+        if restored is None:
+            return "position only", f"{type(self).__qualname__} loaded no state through TrainerBase"
+        return restored.grade, restored.reason
 
     def _driven(self) -> list["TrainerBase"]:
         return [inner for inner in vars(self).values() if isinstance(inner, TrainerBase)]
 
-    def _parts(self) -> train_state.Parts:
-        return train_state.Parts(
+    def _parts(self) -> Parts:
+        return Parts(
             getattr(self, "model", None),
             getattr(self, "optimizer", None),
+            getattr(self, "grad_scaler", None),
             self._hooks,
             self._data,
+            self._generators,
             keeps_gradients=not type(self).run_step.__module__.startswith("trainerd.trainer."),
         )
-
-    def _tell(self, differences: list[str], on_mismatch: str) -> None:
-        if not differences:
-            return
-        text = f"The saved state and this {type(self).__qualname__} differ: {'; '.join(differences)}."
-        if on_mismatch == "error":
-            raise StateMismatch(f'{text} Bring that code back, or pass on_mismatch="warn" to load_state_dict.')
-        logger.warning("%s What has no counterpart is ignored, what has no saved state starts afresh.", text)
-
-    def _restore_all(self, state: Mapping[str, Any]) -> None:
-        """Put everything back, random numbers last: creating a data iterator draws some."""
-        if "events" in state:
-            self.storage.load_state_dict(state["events"])
-        self._restore_objects(state)
-        for inner in self._driven():
-            if inner._to_restore is not None:
-                inner._restore_as_driven()
-        if "rng" in state:
-            randomness.restore(state["rng"])
-
-    def _restore_as_driven(self) -> None:
-        """Put back what was loaded into a trainer whose `run_step` another trainer calls, as it never sees `train`.
-
-        The random numbers are the other one's, which has put them back and may have drawn from them since.
-        """
-        saved, self._to_restore = self._to_restore, None
-        assert saved is not None
-        streams = randomness.capture_raw()
-        self._restore_objects(saved)
-        randomness.restore_raw(streams)
-
-    def _restore_objects(self, state: Mapping[str, Any]) -> None:
-        parts = self._parts()
-        parts.load(state, last=True)
-        data = parts.fitting_data(state)
-        if data is not None:
-            data.load_state_dict(state["data"])

@@ -123,6 +123,10 @@ class ResumableLoader:
         """What a resume reaches ("bitwise"), and why not more ("")."""
         return "bitwise", ""
 
+    def next_samples(self) -> list[int]:
+        """Return this rank's sample indices of the next batch, without fetching it."""
+        return list(next(self._order.batches(self.epoch, self.batch)).indices)
+
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever in it we are."""
         return self._order.batches_per_epoch

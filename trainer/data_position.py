@@ -105,6 +105,11 @@ class DataPosition:
                     f"epoch {self.epoch} were trained on when the state was saved: its data has changed."
                 ) from None
 
+    def next_samples(self) -> list[int] | None:
+        """Return the sample indices of the batch that comes next, without fetching it; None if the loader can't say."""
+        look = getattr(self.loader, "next_samples", None)
+        return look() if callable(look) else None
+
     def mismatch(self, state: Mapping[str, Any]) -> str:
         """Say why a saved state and this loader are of different kinds; empty when they are of one."""
         if "loader" in state and not is_resumable(self.loader):

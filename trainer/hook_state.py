@@ -4,27 +4,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainerd.checkpoint import codec
 from trainerd.trainer.errors import HookStateError
-
-if TYPE_CHECKING:
-    from trainerd.trainer.base import HookBase
+from trainerd.trainer.hook_base import HookBase
 
 
-def _overrides(hook: "HookBase", method: str) -> bool:
-    from trainerd.trainer.base import HookBase
-
+def _overrides(hook: HookBase, method: str) -> bool:
     return getattr(getattr(hook, method), "__func__", None) is not getattr(HookBase, method)
 
 
-def is_stateful(hook: "HookBase") -> bool:
+def is_stateful(hook: HookBase) -> bool:
     """Say whether a hook can give and take state."""
     return _overrides(hook, "state_dict") and _overrides(hook, "load_state_dict")
 
 
-def check_hook(hook: "HookBase") -> None:
+def check_hook(hook: HookBase) -> None:
     """Refuse a hook that could not be resumed: TypeError names its class."""
     gives, takes = _overrides(hook, "state_dict"), _overrides(hook, "load_state_dict")
     if gives != takes:
@@ -35,18 +31,23 @@ def check_hook(hook: "HookBase") -> None:
         )
 
 
-def keyed(hooks: Iterable["HookBase"]) -> dict[str, "HookBase"]:
-    """Return the stateful hooks by key, numbered per class name in the order of registration."""
+def keyed(hooks: Iterable[HookBase]) -> dict[str, HookBase]:
+    """Return the stateful hooks by key."""
+    return numbered(filter(is_stateful, hooks))
+
+
+def numbered(hooks: Iterable[HookBase]) -> dict[str, HookBase]:
+    """Return hooks by class name, numbered per name in the order of registration: `Name`, `Name#2`, ..."""
     seen: Counter[str] = Counter()
     named: dict[str, HookBase] = {}
-    for hook in filter(is_stateful, hooks):
+    for hook in hooks:
         name = type(hook).__qualname__
         seen[name] += 1
         named[name if seen[name] == 1 else f"{name}#{seen[name]}"] = hook
     return named
 
 
-def collect(hooks: Iterable["HookBase"]) -> tuple[dict[str, Any], dict[str, str]]:
+def collect(hooks: Iterable[HookBase]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the state of every hook that has some, and the module of every stateful hook, both by key.
 
     A key with a module but no state is a hook that had nothing to save: at resume that is no mismatch.
@@ -67,7 +68,7 @@ def _is_nothing(state: Any) -> bool:
     return state is None or (isinstance(state, dict) and not state)
 
 
-def _state_of(key: str, hook: "HookBase") -> Any:
+def _state_of(key: str, hook: HookBase) -> Any:
     try:
         return hook.state_dict()
     except Exception as error:
@@ -80,11 +81,11 @@ def _state_of(key: str, hook: "HookBase") -> Any:
 class Matching:
     """Which saved state goes to which hook, and what is left over on either side, as text for the user."""
 
-    pairs: list[tuple[str, "HookBase", Any]]
+    pairs: list[tuple[str, HookBase, Any]]
     left_over: list[str]
 
 
-def match(hooks: Iterable["HookBase"], states: Mapping[str, Any], modules: Mapping[str, str] | None) -> Matching:
+def match(hooks: Iterable[HookBase], states: Mapping[str, Any], modules: Mapping[str, str] | None) -> Matching:
     """Assign saved state to hooks without touching them.
 
     Hooks of one class are assigned in order; a class of another module is another class, except that a class of
@@ -114,7 +115,7 @@ def match(hooks: Iterable["HookBase"], states: Mapping[str, Any], modules: Mappi
     return Matching(pairs, left_over)
 
 
-def _same_class(hook: "HookBase", module: str | None) -> bool:
+def _same_class(hook: HookBase, module: str | None) -> bool:
     return module is None or module == type(hook).__module__ or "__main__" in (module, type(hook).__module__)
 
 

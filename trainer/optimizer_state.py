@@ -14,6 +14,17 @@ SHOWN_NAMES = 40
 ADDED_BY_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 
 
+def named_optimizers(optimizer: Any) -> dict[str, Any]:
+    """Return a trainer's optimizers by name: of a mapping or a sequence each, a single one as ""."""
+    if optimizer is None:
+        return {}
+    if isinstance(optimizer, Mapping):
+        return {str(name): one for name, one in optimizer.items()}
+    if isinstance(optimizer, list | tuple):
+        return {str(index): one for index, one in enumerate(optimizer)}
+    return {"": optimizer}
+
+
 def group_names(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
     """Name every parameter of every group; `names` maps `id(parameter)` to its name in the model.
 

@@ -12,6 +12,9 @@ class Session(Protocol):
     def mark(self, phase: str, step: int) -> None:
         """Note that `phase` began with `step` completed iterations; called several times per step, so cheap."""
 
+    def began(self, trainer: "TrainerBase") -> None:
+        """Note that everything is put back and built: the next thing is the first iteration."""
+
     def end_of_step(self, trainer: "TrainerBase") -> bool:
         """Act after all hooks' `after_step`, where `trainer.state_dict()` is exact; true asks to stop now."""
 
@@ -22,6 +25,9 @@ class NullSession:
     __slots__ = ()
 
     def mark(self, phase: str, step: int) -> None:
+        """Note nothing."""
+
+    def began(self, trainer: "TrainerBase") -> None:
         """Note nothing."""
 
     def end_of_step(self, trainer: "TrainerBase") -> bool:  # noqa: ARG002 - the protocol's signature

@@ -1,19 +1,22 @@
-"""The usual step: one batch, one loss, one optimizer."""
+"""The usual step: one batch or several, one loss, one update."""
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from trainerd.trainer import comm, resuming
 from trainerd.trainer.base import TrainerBase
 from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.events import get_event_storage
+from trainerd.trainer.late_metrics import LateMetrics
+from trainerd.trainer.optimizer_state import named_optimizers
 
-UNWRITTEN_METRICS = 16  # how far the asynchronous writer may fall behind before the training waits for it
+Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | Sequence[torch.optim.Optimizer]
+Losses = dict[str, torch.Tensor]
 
 
 class SimpleTrainer(TrainerBase):
@@ -22,22 +25,29 @@ class SimpleTrainer(TrainerBase):
     Args:
         model: called with a batch; put into training mode here.
         data_loader: iterated epoch after epoch. See DataPosition for how each kind is resumed.
-        optimizer: a torch optimizer.
+        optimizer: a torch optimizer, or several, in a dict or a list, which then all step in every iteration.
         gather_metric_period: write metrics every so many iterations; only then the device is waited for.
         zero_grad_before_forward: clear gradients before the forward pass instead of before the backward pass.
-        async_write_metrics: write metrics in a thread; its errors are raised in the training thread at the next step.
+        async_write_metrics: write metrics at a later iteration, when the device has computed them, so that training
+            does not wait for it; what goes wrong is raised then.
+        gradient_accumulation_steps: batches per iteration. Their gradients are averaged into one update, as of one
+            batch with all their samples if they are equally large and the loss is a mean.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         data_loader: Iterable[Any],
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizers,
         gather_metric_period: int = 1,
         zero_grad_before_forward: bool = False,
         async_write_metrics: bool = False,
+        *,
+        gradient_accumulation_steps: int = 1,
     ) -> None:
         super().__init__()
+        _require_count("gather_metric_period", gather_metric_period)
+        _require_count("gradient_accumulation_steps", gradient_accumulation_steps)
         model.train()
         self.model = model
         self.data_loader = data_loader
@@ -45,41 +55,83 @@ class SimpleTrainer(TrainerBase):
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
         self.async_write_metrics = async_write_metrics
+        self.gradient_accumulation_steps = gradient_accumulation_steps
         self._data: DataPosition = DataPosition(data_loader)
-        self._executor: ThreadPoolExecutor | None = None
-        self._unwritten: deque[Future[None]] = deque()
+        self._late = LateMetrics()
 
     def run_step(self) -> None:
-        """Fetch a batch, compute the loss and its gradients, write metrics, update the model."""
+        """Fetch the data, compute loss and gradients, write metrics, update the model."""
         if not self.model.training:
             raise RuntimeError(
                 f"The model is in eval mode at iteration {self.iter}: some hook called model.eval() and did not call "
                 "model.train() afterwards."
             )
-        if self._to_restore is not None:
-            self._restore_as_driven()
-        if self._unwritten:
-            self._raise_writer_errors()
+        if self._waiting is not None:
+            resuming.put_back_as_driven(self)
+        if self._late:
+            self._late.write(self.write_metrics)
+        loss_dict, data_time = self._compute_gradients()
+        self.after_backward()
+        self._write_metrics(loss_dict, data_time)
+        self._update_parameters()
+
+    def _compute_gradients(self) -> tuple[Losses, float]:
+        """Fill the gradients from this iteration's batches; return each loss and the seconds spent waiting for data."""
+        number = self.gradient_accumulation_steps
+        sums: Losses = {}
+        data_time = 0.0
+        for micro in range(number):
+            data, seconds = self._next_batch()
+            data_time += seconds
+            if micro == 0 and self.zero_grad_before_forward:
+                self._zero_grad()
+            with self._gradients_kept_local(last=micro == number - 1):
+                losses, loss_dict = self._forward(data)
+                if micro == 0 and not self.zero_grad_before_forward:
+                    self._zero_grad()
+                self._backward(losses if number == 1 else losses / number)
+            if number == 1:
+                return loss_dict, data_time
+            for name, loss in loss_dict.items():
+                sums[name] = sums[name] + loss.detach() if name in sums else loss.detach()
+        return {name: total / number for name, total in sums.items()}, data_time
+
+    def _next_batch(self) -> tuple[Any, float]:
         self.mark("data")
         began = time.perf_counter()
         data = next(self._data)
-        data_time = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         self.mark("step")
+        return data, seconds
 
-        if self.zero_grad_before_forward:
-            self.optimizer.zero_grad()
+    def _gradients_kept_local(self, *, last: bool) -> AbstractContextManager[None]:
+        """Let DistributedDataParallel add gradients up over the ranks only once per iteration, with the last batch."""
+        no_sync = None if last else getattr(self.model, "no_sync", None)
+        return no_sync() if callable(no_sync) else nullcontext()
+
+    def _forward(self, data: Any) -> tuple[torch.Tensor, Losses]:
         loss_dict = self.model(data)
         if isinstance(loss_dict, torch.Tensor):
-            losses = loss_dict
-            loss_dict = {"total_loss": loss_dict}
-        else:
-            losses = sum(loss_dict.values())
-        if not self.zero_grad_before_forward:
-            self.optimizer.zero_grad()
+            return loss_dict, {"total_loss": loss_dict}
+        return sum(loss_dict.values()), loss_dict
+
+    def _backward(self, losses: torch.Tensor) -> None:
         losses.backward()  # type: ignore[no-untyped-call]
-        self.after_backward()
-        self._write_metrics(loss_dict, data_time)
-        self.optimizer.step()
+
+    def _update_parameters(self) -> None:
+        for optimizer in self._optimizers():
+            optimizer.step()
+
+    def _zero_grad(self) -> None:
+        for optimizer in self._optimizers():
+            optimizer.zero_grad()
+
+    def _optimizers(self) -> Iterable[torch.optim.Optimizer]:
+        return named_optimizers(self.optimizer).values()
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return how many batches make up an iteration."""
+        return {"gradient_accumulation_steps": self.gradient_accumulation_steps}
 
     @property
     def _data_loader_iter(self) -> Iterator[Any]:
@@ -95,23 +147,25 @@ class SimpleTrainer(TrainerBase):
     def _write_metrics(self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "") -> None:
         if (self.iter + 1) % self.gather_metric_period:
             return
-        if not self.async_write_metrics:
+        if self.async_write_metrics:
+            self._late.add(loss_dict, data_time, self.iter, prefix)
+        else:
             self.write_metrics(loss_dict, data_time, self.iter, prefix)
-            return
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="write-metrics")
-        losses = {name: loss.detach() for name, loss in loss_dict.items()}
-        self._unwritten.append(self._executor.submit(self.write_metrics, losses, data_time, self.iter, prefix))
-        if len(self._unwritten) > UNWRITTEN_METRICS:
-            self._unwritten.popleft().result()
 
     @staticmethod
     def write_metrics(loss_dict: Mapping[str, torch.Tensor], data_time: float, cur_iter: int, prefix: str = "") -> None:
-        """Put `data_time` (seconds), `total_loss` and each loss of a dict into the open EventStorage.
+        """Put `data_time` (seconds), `total_loss` and each loss of a dict into the main process's open EventStorage.
 
+        Of several ranks, each of which must call it, losses are averaged and `data_time` is the longest.
         FloatingPointError names the iteration and the losses when their sum is not finite.
         """
         losses = {name: loss.detach().item() for name, loss in loss_dict.items()}
+        if comm.get_world_size() > 1:
+            gathered = comm.gather((losses, data_time))
+            if not gathered:
+                return
+            data_time = max(seconds for _, seconds in gathered)
+            losses = {name: sum(each[name] for each, _ in gathered) / len(gathered) for name in losses}
         total = sum(losses.values())
         if not math.isfinite(total):
             each = ", ".join(f"{name}={value}" for name, value in losses.items())
@@ -123,26 +177,19 @@ class SimpleTrainer(TrainerBase):
             for name, value in losses.items():
                 storage.put_scalar(name, value, cur_iter=cur_iter)
 
-    def _raise_writer_errors(self) -> None:
-        while self._unwritten and self._unwritten[0].done():
-            self._unwritten.popleft().result()
-
-    def _finish_writing(self) -> None:
-        while self._unwritten:
-            self._unwritten.popleft().result()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, after waiting for metrics that are still being written."""
-        self._finish_writing()
+        """Return the whole state, after writing the metrics that were put off."""
+        self._late.write_all(self.write_metrics)
         return super().state_dict()
 
     def after_train(self) -> None:
-        """Wait for the metrics that are still being written, then call every hook's `after_train`."""
+        """Write the metrics that were put off, then call every hook's `after_train`."""
         try:
-            self._finish_writing()
+            self._late.write_all(self.write_metrics)
         finally:
-            self._unwritten.clear()
-            if self._executor is not None:
-                self._executor.shutdown()
-                self._executor = None
             super().after_train()
+
+
+def _require_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it has to be a whole number of at least 1.")

@@ -1,9 +1,10 @@
 """What the whole state of a trainer is, and the part of it that lives in objects.
 
-Whole means: `iteration` and `step`, `model` with `model_versions` and `model_modes`, `gradients` if
-an iteration of the user's own may need them again, `optimizer`, `hooks` with `hook_modules`, `events`,
-`data`, `rng`. A trainer that lacks one of these lacks the entry. A state without `events` was taken before any training
-began; one without `step` is in detectron2's form, whose `iteration` is the finished one.
+Whole means: `iteration` and `step`, `model` with `model_versions` and `model_modes`, `gradients` if an iteration of the
+user's own may need them again, `optimizer` (of several, each by its name), `grad_scaler`, `hooks` with `hook_modules`,
+`events`, `data`, `rng`, `generators`, and what to hold against the code at resume: `hyperparameters` and `environment`.
+A trainer that lacks one of these lacks the entry. A state without `events` was taken before any training began; one
+without `step` is in detectron2's form, whose `iteration` is the finished one.
 """
 
 import logging
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainerd.trainer import gradients, hook_state, model_modes, model_state, optimizer_state, randomness
+from trainerd.trainer import generators, gradients, hook_state, model_modes, model_state, optimizer_state, randomness
 from trainerd.trainer.data_position import DataPosition, Grade
+from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.model_state import shown
+from trainerd.trainer.optimizer_state import named_optimizers
 
 if TYPE_CHECKING:
     from trainerd.trainer.base import HookBase
@@ -46,7 +49,8 @@ def left_out(trainer: object, hooks: Sequence["HookBase"]) -> list[str]:
     if not type(trainer).state_dict.__module__.startswith("trainerd.trainer."):  # type: ignore[attr-defined]
         return []
     model = getattr(trainer, "model", None)
-    covered = {id(getattr(trainer, "optimizer", None))}
+    covered = {id(one) for one in named_optimizers(getattr(trainer, "optimizer", None)).values()}
+    covered.add(id(getattr(trainer, "grad_scaler", None)))
     covered |= {id(value) for hook in filter(hook_state.is_stateful, hooks) for value in vars(hook).values()}
     # Our own LRScheduler saves a scheduler that it finds at the trainer.
     covered |= {id(getattr(hook, "scheduler", None)) for hook in hooks if hasattr(type(hook), "scheduler")}
@@ -74,12 +78,14 @@ class Parts:
 
     model: torch.nn.Module | None
     optimizer: Any
+    grad_scaler: Any
     hooks: Sequence["HookBase"]
     data: DataPosition | None
+    generators: Mapping[str, generators.Generator]
     keeps_gradients: bool
 
     def capture(self, waiting: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the state of model, optimizer and hooks, with live tensors.
+        """Return the state of model, optimizers and hooks, with live tensors.
 
         Hooks get `waiting` once more when training begins; until then that is their state, whatever they say.
         """
@@ -90,32 +96,40 @@ class Parts:
             state["model_modes"] = model_modes.capture(self.model)
             if self.keeps_gradients:
                 state["gradients"] = gradients.capture(self.model)
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            state["optimizer"] = optimizer_state.capture(self.optimizer, model_state.parameter_names(self.model))
-        elif self.optimizer is not None:
-            state["optimizer"] = self.optimizer.state_dict()
+        if self.optimizer is not None:
+            names = model_state.parameter_names(self.model)
+            each = {name: _optimizer_state(one, names) for name, one in named_optimizers(self.optimizer).items()}
+            state["optimizer"] = each.get("", each)
+        if self.grad_scaler is not None:
+            state["grad_scaler"] = self.grad_scaler.state_dict()
         states, state["hook_modules"] = hook_state.collect(self.hooks)
         if waiting is not None:
             states |= {key: saved for key, _, saved in self._matching(waiting).pairs}
         state["hooks"] = {key: states[key] for key in state["hook_modules"] if key in states}
         return state
 
-    def differences(self, state: Mapping[str, Any]) -> list[str]:
-        """Name what exists on one side only, in `state` or here."""
+    def missing_entries(self, state: Mapping[str, Any]) -> list[str]:
+        """Name the entries that exist on one side only, in `state` or here."""
         here = {
             "model": self.model is not None,
             "optimizer": self.optimizer is not None,
+            "grad_scaler": self.grad_scaler is not None,
             "data": self.data is not None,
         }
         told = [f"the saved {name} entry has no counterpart" for name in here if name in state and not here[name]]
         if "step" in state:
             told += [f"the {name} has no saved state" for name in here if here[name] and name not in state]
+            told += generators.differences(self.generators, state.get("generators", {}))
         if self.data is not None and "data" in state:
             told += filter(None, [self.data.mismatch(state["data"])])
-        return told + self._matching(state).left_over
+        return told
+
+    def missing_hooks(self, state: Mapping[str, Any]) -> list[str]:
+        """Name the hooks whose state exists on one side only."""
+        return self._matching(state).left_over
 
     def load(self, state: Mapping[str, Any], *, last: bool = False) -> None:
-        """Load model, optimizer and hooks; what can be refused is refused before anything is touched.
+        """Load model, optimizers and hooks; what can be refused is refused before anything is touched.
 
         Unless it is the `last` time, a hook that builds what it needs in `before_train` may fail.
         """
@@ -125,10 +139,7 @@ class Parts:
             fitted = OrderedDict(model_state.fit(self.model, state["model"]))
             if "model_versions" in state:
                 fitted._metadata = model_state.metadata(self.model, state["model_versions"])  # type: ignore[attr-defined]
-        by_name = isinstance(self.optimizer, torch.optim.Optimizer)
-        has_optimizer = self.optimizer is not None and "optimizer" in state
-        if has_optimizer and by_name:
-            optimizer_state.check(self.optimizer, state["optimizer"], model_state.parameter_names(self.model))
+        optimizers = self._fitting_optimizers(state)
         if self.model is not None and fitted is not None:
             self.model.load_state_dict(fitted)
             if "gradients" in state:
@@ -137,10 +148,32 @@ class Parts:
                 logger.info("set as it was saved, other than the code left it: %s", shown(changed))
         # Before the optimizer: loading a scheduler may write learning rates, and the saved ones have the last word.
         hook_state.load(matching, last=last)
-        if has_optimizer and by_name:
-            optimizer_state.load(self.optimizer, state["optimizer"])
-        elif has_optimizer:
-            self.optimizer.load_state_dict(state["optimizer"])
+        for one, saved in optimizers:
+            if isinstance(one, torch.optim.Optimizer):
+                optimizer_state.load(one, saved)
+            else:
+                one.load_state_dict(saved)
+        if self.grad_scaler is not None and state.get("grad_scaler"):  # that of a disabled scaler is empty
+            self.grad_scaler.load_state_dict(state["grad_scaler"])
+
+    def _fitting_optimizers(self, state: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+        """Pair every optimizer with its saved state; StateMismatch if they are not the ones that were saved."""
+        if self.optimizer is None or "optimizer" not in state:
+            return []
+        here = named_optimizers(self.optimizer)
+        # Only the state of torch's own kind tells by its form that it is of one optimizer.
+        foreign = "" in here and not isinstance(here[""], torch.optim.Optimizer)
+        saved = {"": state["optimizer"]} if foreign or _is_of_one(state["optimizer"]) else state["optimizer"]
+        if saved.keys() != here.keys():
+            raise StateMismatch(
+                f"The saved state has {_counted(saved)}, this trainer has {_counted(here)}. "
+                "Build the optimizers that were saved, under the same names."
+            )
+        names = model_state.parameter_names(self.model)
+        for name, one in here.items():
+            if isinstance(one, torch.optim.Optimizer):
+                optimizer_state.check(one, saved[name], names)
+        return [(one, saved[name]) for name, one in here.items()]
 
     def fitting_data(self, state: Mapping[str, Any]) -> DataPosition | None:
         """Return the data position if it can take the saved one."""
@@ -160,3 +193,16 @@ class Parts:
 
     def _matching(self, state: Mapping[str, Any]) -> hook_state.Matching:
         return hook_state.match(self.hooks, state.get("hooks", {}), state.get("hook_modules"))
+
+
+def _optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Any:
+    by_name = isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer_state.capture(optimizer, names) if by_name else optimizer.state_dict()
+
+
+def _is_of_one(saved: Mapping[str, Any]) -> bool:
+    return "param_groups" in saved and "state" in saved
+
+
+def _counted(optimizers: Mapping[str, Any]) -> str:
+    return "one optimizer" if "" in optimizers else f"the optimizers {', '.join(optimizers) or '(none)'}"

@@ -9,6 +9,7 @@ from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import CheckpointTable, Job, KeepTable
 from trainerd.daemon.job_file import build_job
 from trainerd.daemon.job_keys import all_keys, flag_keys
+from trainerd.trainer.mismatch import OnMismatch
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,7 +24,7 @@ def table_rows(document, heading):
 def test_the_key_table_lists_every_key_with_flag_default_and_meaning():
     """In the order of the structs."""
     values = {str: ("path", "target"), int: ("whole number",), dict: ("table",)}
-    values |= {Seconds: ("duration",), Steps: ("steps",), Interval: ("interval",)}
+    values |= {Seconds: ("duration",), Steps: ("steps",), Interval: ("interval",), OnMismatch: ("action",)}
     flags = {key.path: f"`{key.flag}`" for key in flag_keys()}
     flags |= {"target": "JOB", "config": "`--set key=value`"}
     rows = table_rows("job-file.md", "Keys")

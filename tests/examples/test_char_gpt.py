@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from trainerd.trainer.session import NullSession
+
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "char_gpt"
 SMALL = {"batch_size": 4, "block_size": 16, "width": 16, "depth": 1, "heads": 2, "warmup": 3, "eval_every": 5}
 
@@ -28,7 +30,7 @@ def train():
     del sys.modules[spec.name]
 
 
-class StopAt:
+class StopAt(NullSession):
     """A session that asks to stop after a step."""
 
     def __init__(self, step: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainerd.trainer.base import HookBase
+from trainerd.trainer.session import NullSession
 from trainerd.trainer.simple import SimpleTrainer
 
 
@@ -40,7 +41,7 @@ class Recorder(HookBase):
         self.rows.append((self.trainer.iter, loss, float(self.trainer.optimizer.param_groups[0]["lr"])))
 
 
-class StopAt:
+class StopAt(NullSession):
     """A session that takes the state at `step`, as a file would hold it, and stops there."""
 
     def __init__(self, step: int) -> None:

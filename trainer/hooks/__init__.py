@@ -4,14 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainerd.trainer.base import HookBase
+    from trainerd.trainer.hook_base import HookBase
+    from trainerd.trainer.hooks.checkpointers import BestCheckpointer, PeriodicCheckpointer
     from trainerd.trainer.hooks.lr_scheduler import LRScheduler
 
-__all__ = ["HookBase", "LRScheduler"]
+__all__ = ["BestCheckpointer", "HookBase", "LRScheduler", "PeriodicCheckpointer"]
 
 _HOMES = {
-    "HookBase": "trainerd.trainer.base",
+    "BestCheckpointer": "trainerd.trainer.hooks.checkpointers",
+    "HookBase": "trainerd.trainer.hook_base",
     "LRScheduler": "trainerd.trainer.hooks.lr_scheduler",
+    "PeriodicCheckpointer": "trainerd.trainer.hooks.checkpointers",
 }
 
 

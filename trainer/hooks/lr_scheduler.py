@@ -1,44 +1,58 @@
 """Learning rates by any torch scheduler, resumed exactly."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
-from trainerd.trainer.base import HookBase
+from trainerd.trainer.hook_base import HookBase
+
+# What a scheduler's state holds beside its settings: where it stands.
+_PROGRESS = {"last_epoch", "verbose", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "base_lrs"}
 
 
 class LRScheduler(HookBase):
-    """Steps a torch scheduler after every iteration and writes the learning rate just used as the scalar "lr".
+    """Steps a torch scheduler after every iteration and writes the learning rate just used as a scalar.
 
     Args:
-        optimizer: the one whose rate is written; the trainer's own when left out.
+        optimizer: the one whose rate is written; the scheduler's own when left out.
         scheduler: a torch scheduler; `trainer.scheduler` when left out, which may be made as late as in another hook's
             `before_train`. `LRScheduler(scheduler)` works as well.
+        metric: for ReduceLROnPlateau, the scalar it waits for; it steps in the iterations in which a new value of it
+            has been put, such as those in which an EvalHook registered before this hook has run.
+        scalar: the name under which the rate is written; give each hook another where there are several.
     """
 
     def __init__(
         self,
         optimizer: Optimizer | lr_scheduler.LRScheduler | None = None,
         scheduler: lr_scheduler.LRScheduler | None = None,
+        *,
+        metric: str = "",
+        scalar: str = "lr",
     ) -> None:
         if isinstance(optimizer, lr_scheduler.LRScheduler):
             if scheduler is not None:
                 raise TypeError("LRScheduler takes an optimizer and a scheduler, not two schedulers")
             optimizer, scheduler = None, optimizer
         self._optimizer = optimizer
-        self._scheduler = _accepted(scheduler)
+        self._scheduler = _accepted(scheduler, metric)
+        self._metric = metric
+        self._metric_iteration = -1  # of the newest value that the scheduler has seen
+        self._scalar = scalar
         self._shown_group = 0
 
     @property
     def scheduler(self) -> lr_scheduler.LRScheduler | None:
         """The scheduler, as soon as there is one."""
-        return self._scheduler or _accepted(getattr(self.trainer, "scheduler", None))
+        return self._scheduler or _accepted(getattr(self.trainer, "scheduler", None), self._metric)
 
     def before_train(self) -> None:
         """Find the optimizer and the group whose rate is shown."""
         if self._optimizer is None:
-            self._optimizer = self.trainer.optimizer  # type: ignore[attr-defined]
+            scheduler = self.scheduler
+            self._optimizer = self.trainer.optimizer if scheduler is None else scheduler.optimizer  # type: ignore[attr-defined]
         self._shown_group = self.get_best_param_group_id(self._optimizer)
 
     def after_step(self) -> None:
@@ -48,8 +62,17 @@ class LRScheduler(HookBase):
             raise RuntimeError("LRScheduler has no scheduler: pass one, or set trainer.scheduler before training")
         assert self._optimizer is not None
         rate = self._optimizer.param_groups[self._shown_group]["lr"]
-        self.trainer.storage.put_scalar("lr", rate, smoothing_hint=False)
-        scheduler.step()
+        self.trainer.storage.put_scalar(self._scalar, rate, smoothing_hint=False)
+        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+            self._step_on_plateau(scheduler)
+        else:
+            scheduler.step()
+
+    def _step_on_plateau(self, scheduler: lr_scheduler.ReduceLROnPlateau) -> None:
+        value, iteration = self.trainer.storage.latest().get(self._metric, (0.0, -1))
+        if iteration > self._metric_iteration:
+            self._metric_iteration = iteration
+            scheduler.step(value)
 
     @staticmethod
     def get_best_param_group_id(optimizer: Optimizer) -> int:
@@ -63,19 +86,59 @@ class LRScheduler(HookBase):
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state; nothing as long as there is no scheduler."""
         scheduler = self.scheduler
-        return {} if scheduler is None else scheduler.state_dict()
+        if scheduler is None:
+            return {}
+        seen = {"metric_iteration": self._metric_iteration} if self._metric else {}
+        return {**scheduler.state_dict(), **seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the scheduler's state; a scheduler that is still to be made gets it after `before_train`."""
+        self._metric_iteration = state_dict.pop("metric_iteration", -1)
         scheduler = self.scheduler
         if scheduler is not None:
             scheduler.load_state_dict(state_dict)
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the scheduler's settings, as "T_max" or, of schedulers within it, "0.gamma"."""
+        return {} if self.scheduler is None else _settings(self.scheduler.state_dict())
 
-def _accepted(scheduler: Any) -> lr_scheduler.LRScheduler | None:
-    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+    def take_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Set the scheduler's settings, and let it start from the rates that the optimizer was given."""
+        if self.scheduler is None:
+            return
+        for scheduler in _all_of(self.scheduler):
+            rates = [group.get("initial_lr", group["lr"]) for group in scheduler.optimizer.param_groups]
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = rates
+        for name, value in values.items():
+            *inner, attribute = name.split(".")
+            scheduler = self.scheduler
+            for index in inner:
+                scheduler = scheduler._schedulers[int(index)]  # type: ignore[attr-defined]
+            counted = isinstance(getattr(scheduler, attribute), Counter)  # the milestones of MultiStepLR
+            setattr(scheduler, attribute, Counter(value) if counted else value)
+
+
+def _settings(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found = {prefix + name: value for name, value in state.items() if name not in _PROGRESS and name[0] != "_"}
+    for name, value in found.items():
+        if isinstance(value, Counter):
+            found[name] = sorted(value.elements())
+    for index, inner in enumerate(state.get("_schedulers", ())):
+        found |= _settings(inner, f"{prefix}{index}.")
+    return found
+
+
+def _all_of(scheduler: lr_scheduler.LRScheduler) -> list[lr_scheduler.LRScheduler]:
+    inner = getattr(scheduler, "_schedulers", ())
+    return [scheduler, *(one for each in inner for one in _all_of(each))]
+
+
+def _accepted(scheduler: Any, metric: str) -> lr_scheduler.LRScheduler | None:
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) and not metric:
         raise TypeError(
-            "LRScheduler cannot step ReduceLROnPlateau, which needs a metric at every step: step it in your own hook."
+            "LRScheduler steps ReduceLROnPlateau by a metric: name the scalar, as in "
+            'LRScheduler(scheduler, metric="validation/loss").'
         )
     if scheduler is None or isinstance(scheduler, lr_scheduler.LRScheduler):
         return scheduler

@@ -1,0 +1,153 @@
+"""What the code set: options of optimizers, settings of hooks and of the trainer, compared between two builds of it.
+
+Recorded as built, before training moves a learning rate. So a schedule is no difference and an edit of the code is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainerd.trainer import hook_state
+from trainerd.trainer.errors import StateMismatch
+from trainerd.trainer.mismatch import Action, OnMismatch
+from trainerd.trainer.optimizer_state import named_optimizers
+
+if TYPE_CHECKING:
+    from trainerd.trainer.base import HookBase, TrainerBase
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting that was another when the checkpoint's code built it."""
+
+    place: str  # "optimizer.param_groups.0.lr", "hooks.LRScheduler.T_max"
+    item: str  # as on_mismatch names it: "optimizer.lr"
+    saved: Any
+    code: Any
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A difference, and whose value is taken."""
+
+    difference: Difference
+    action: Action
+
+    @property
+    def value(self) -> Any:
+        """The value that counts from now on."""
+        return self.difference.code if self.action == "code" else self.difference.saved
+
+
+def capture(trainer: "TrainerBase", hooks: Sequence["HookBase"]) -> Values:
+    """Return every setting by its place, as plain values; what is not plain (functions, large tensors) is left out."""
+    values: Values = {}
+    for prefix, group in _groups(getattr(trainer, "optimizer", None)):
+        # A scheduler moves `lr`, and keeps what it was built with as `initial_lr`.
+        options = {**group, "lr": group.get("initial_lr", group["lr"])} if "lr" in group else group
+        skipped = ("params", "param_names", "initial_lr")
+        values |= {f"{prefix}.{name}": value for name, value in options.items() if name not in skipped}
+    for key, hook in hook_state.numbered(hooks).items():
+        values |= {f"hooks.{key}.{name}": value for name, value in hook.hyperparameters().items()}
+    values |= {f"trainer.{name}": value for name, value in trainer.hyperparameters().items()}
+    plain = {place: _plain(value) for place, value in values.items()}
+    return {place: value for place, value in plain.items() if value is not _NOT_PLAIN}
+
+
+def differences(saved: Mapping[str, Any], code: Mapping[str, Any]) -> list[Difference]:
+    """Return the settings that both sides have with different values."""
+    return [
+        Difference(place, _item(place), saved[place], code[place])
+        for place in code
+        # By text, so that a NaN equals itself; lists that were tuples are equal, too.
+        if place in saved and repr(_plain(saved[place])) != repr(code[place])
+    ]
+
+
+def decide(found: Sequence[Difference], policy: OnMismatch) -> list[Decision]:
+    """Apply the policy; StateMismatch, with all refused ones and both values of each, if it refuses one."""
+    decisions = [Decision(difference, policy.action(difference.item)) for difference in found]
+    if refused := [decision.difference for decision in decisions if decision.action == "error"]:
+        text = "; ".join(f"{one.place} (saved {one.saved!r}, code {one.code!r})" for one in refused)
+        example = refused[0].item
+        raise StateMismatch(
+            f"The code sets other values than the saved state was built with: {text}. Set them back, or say per item "
+            f'whose value counts with on_mismatch, such as {example}=saved or {example}=code (or "saved" for all).'
+        )
+    return decisions
+
+
+def table(decisions: Sequence[Decision]) -> str:
+    """Return a table of places, both values and whose is taken, one line each."""
+    rows = [("setting", "saved", "code", "taken")]
+    for decision in decisions:
+        found = decision.difference
+        taken = "code" if decision.action == "code" else "saved"
+        rows.append((found.place, repr(found.saved), repr(found.code), taken))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join("  " + "  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows)
+
+
+def apply(decisions: Sequence[Decision], trainer: "TrainerBase", hooks: Sequence["HookBase"]) -> None:
+    """Set what was decided; a state that was loaded before has set all saved options of optimizers already."""
+    if not decisions:
+        return
+    chosen = {decision.difference.place: decision for decision in decisions}
+    # All values before any is set: groups may share one tensor as their rate.
+    options = [
+        (group, name, _moved(group[name], decision.difference))
+        for prefix, group in _groups(getattr(trainer, "optimizer", None))
+        for option in list(group)
+        if (decision := chosen.get(f"{prefix}.{option}")) is not None and decision.action == "code"
+        for name in ((option, "initial_lr") if option == "lr" and "initial_lr" in group else (option,))
+    ]
+    for group, name, value in options:
+        if isinstance(group[name], torch.Tensor):
+            group[name].fill_(value)
+        else:
+            group[name] = value
+    for key, hook in hook_state.numbered(hooks).items():
+        hook.take_hyperparameters(_below(f"hooks.{key}.", chosen))
+    trainer.take_hyperparameters(_below("trainer.", chosen))
+
+
+def _below(prefix: str, chosen: Mapping[str, Decision]) -> Values:
+    return {place.removeprefix(prefix): one.value for place, one in chosen.items() if place.startswith(prefix)}
+
+
+def _groups(optimizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, one in named_optimizers(optimizer).items():
+        if isinstance(one, torch.optim.Optimizer):
+            for index, group in enumerate(one.param_groups):
+                yield ".".join(filter(None, ("optimizer", name, "param_groups", str(index)))), group
+
+
+def _moved(now: Any, found: Difference) -> Any:
+    """Return the code's value; where a schedule has moved the saved one meanwhile, moved in the same proportion."""
+    current, value = _plain(now), found.code
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, found.saved, current))
+    if numbers and found.saved and current != found.saved:
+        return current * (value / found.saved)
+    return tuple(value) if isinstance(now, tuple) else value
+
+
+def _item(place: str) -> str:
+    """Parameter groups have one item together."""
+    root, *parts = place.split(".")
+    return f"optimizer.{parts[-1]}" if root == "optimizer" else place
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else _NOT_PLAIN
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
+    return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN

@@ -1,0 +1,65 @@
+"""Metrics that are written some iterations late, so that the training thread never waits for the device."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from trainerd.trainer import comm
+
+MOST_WAITING = 16  # how far the device may fall behind before training waits for it after all
+
+Write = Callable[[Mapping[str, torch.Tensor], float, int, str], None]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    losses: Mapping[str, torch.Tensor]  # on their way to the CPU
+    data_time: float
+    iteration: int
+    prefix: str
+    arrived: torch.cuda.Event | None
+
+
+class LateMetrics:
+    """Losses in the order of their iterations; no thread, so errors are raised where training can see them."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Waiting] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, losses: Mapping[str, torch.Tensor], data_time: float, iteration: int, prefix: str) -> None:
+        """Start moving losses to the CPU, to be written when they are there."""
+        arrived = None
+        detached = {name: loss.detach() for name, loss in losses.items()}
+        if any(loss.is_cuda for loss in detached.values()):
+            # Into pinned memory, which torch takes for a copy that nobody waits for.
+            detached = {name: loss.to("cpu", non_blocking=True) for name, loss in detached.items()}
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        self._waiting.append(_Waiting(detached, data_time, iteration, prefix, arrived))
+
+    def write(self, write: Write) -> None:
+        """Write what has arrived, oldest first; what `write` raises goes through, and that entry is gone."""
+        # Ranks must agree on what they write together, and only one of them may see that it has arrived.
+        several_ranks = comm.get_world_size() > 1
+        while self._waiting:
+            oldest = self._waiting[0]
+            must = several_ranks or len(self._waiting) > MOST_WAITING
+            if oldest.arrived is not None and not must and not oldest.arrived.query():  # type: ignore[no-untyped-call]
+                return
+            self._write_oldest(write)
+
+    def write_all(self, write: Write) -> None:
+        """Wait for everything and write it."""
+        while self._waiting:
+            self._write_oldest(write)
+
+    def _write_oldest(self, write: Write) -> None:
+        oldest = self._waiting.popleft()
+        if oldest.arrived is not None:
+            oldest.arrived.synchronize()
+        write(oldest.losses, oldest.data_time, oldest.iteration, oldest.prefix)

@@ -1,0 +1,142 @@
+"""From a saved state to a trainer that goes on: load, hold against the code, put back when training begins, prove."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainerd.trainer import environment, generators, hyperparameters, randomness, resume_proof, train_state
+from trainerd.trainer.data_position import Grade
+from trainerd.trainer.errors import StateMismatch
+from trainerd.trainer.hyperparameters import Decision
+from trainerd.trainer.mismatch import OnMismatch
+
+if TYPE_CHECKING:
+    from trainerd.trainer.base import TrainerBase
+
+logger = logging.getLogger("trainerd.trainer")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a trainer's state came to when it was loaded: the grade, and the decisions about what the code changed."""
+
+    state: Mapping[str, Any]
+    grade: Grade
+    reason: str
+    decisions: tuple[Decision, ...]
+
+    @property
+    def step(self) -> int:
+        """The number of completed iterations."""
+        return train_state.step_of(self.state)
+
+    def capped(self, grade: Grade, reason: str) -> "Restored":
+        """The same, with a grade that is not above `grade`, if there is a reason."""
+        order = ("position only", "same data", "bitwise")
+        if not reason or order.index(self.grade) < order.index(grade):
+            return self
+        reasons = f"{self.reason}; {reason}" if self.grade == grade else reason
+        return replace(self, grade=grade, reason=reasons)
+
+
+def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -> Restored:
+    """Load model, optimizers and hooks at once, and let the data loader prepare; the rest waits for `put_back`.
+
+    StateMismatch before anything is touched, if the policy refuses a difference or model or optimizer do not fit.
+    """
+    parts = trainer._parts()
+    _tell_missing(parts.missing_entries(state), policy.action("entries"), type(trainer).__qualname__)
+    _tell_missing(parts.missing_hooks(state), policy.action("hooks"), type(trainer).__qualname__)
+    changed = _changed_environment(trainer, state, policy)
+    found = hyperparameters.differences(state.get("hyperparameters", {}), trainer._as_built())
+    decisions = tuple(hyperparameters.decide(found, policy))
+    parts.load(state)
+    hyperparameters.apply(decisions, trainer, trainer._hooks)
+    if decisions:
+        text = "the code sets other values than those the saved state was built with:\n%s"
+        logger.warning(text, hyperparameters.table(decisions))
+    data = parts.fitting_data(state)
+    if data is not None:
+        data.prepare(state["data"])
+    if "step" not in state:
+        logger.warning("the state is in detectron2's form: its optimizer is matched by position, not by name")
+    grade, reason = parts.grade(state, type(trainer).__qualname__)
+    restored = Restored(state, grade, reason, decisions)
+    if missing := train_state.left_out(trainer, trainer._hooks):
+        restored = restored.capped("position only", f"{', '.join(missing)} of the trainer was not saved")
+    if any(decision.action == "code" for decision in decisions):
+        restored = restored.capped("same data", "settings of the code were taken in place of saved ones")
+    return restored.capped("same data", "; ".join(changed))
+
+
+def _tell_missing(missing: list[str], action: str, trainer_name: str) -> None:
+    if not missing:
+        return
+    text = f"The saved state and this {trainer_name} differ: {'; '.join(missing)}."
+    if action in ("error", "saved"):
+        raise StateMismatch(f'{text} Bring that code back, or go on without with on_mismatch="warn".')
+    logger.warning("%s What has no counterpart is ignored, what has no saved state starts afresh.", text)
+
+
+def _changed_environment(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -> list[str]:
+    now = environment.capture(getattr(trainer, "model", None))
+    changed = environment.differences(state.get("environment", {}), now)
+    if changed:
+        text = f"What decides over bits has changed since the state was saved: {'; '.join(changed)}."
+        if policy.action("environment") == "error":
+            raise StateMismatch(f"{text} Go back, or accept other bits with on_mismatch = {{ environment = 'warn' }}.")
+        logger.warning("%s", text)
+    return changed
+
+
+def put_back(trainer: "TrainerBase", restored: Restored) -> Restored:
+    """Put everything back, random numbers last: creating a data iterator draws some. Return what the proof left of it.
+
+    Meant for after `before_train`, so that no hook's beginning undoes it.
+    """
+    state = restored.state
+    if "events" in state:
+        trainer.storage.load_state_dict(state["events"])
+    _put_objects_back(trainer, restored)
+    for inner in trainer._driven():
+        put_back_as_driven(inner)
+    if "generators" in state:
+        generators.restore(trainer._generators, state["generators"])
+    if "rng" in state:
+        randomness.restore(state["rng"])
+    return _proven(trainer, restored)
+
+
+def put_back_as_driven(inner: "TrainerBase") -> None:
+    """Put back what was loaded into a trainer whose `run_step` another trainer calls, as it never sees `train`.
+
+    The random numbers are the other one's, which has put them back and may have drawn from them since.
+    """
+    waiting, inner._waiting = inner._waiting, None
+    if waiting is None:
+        return
+    streams = randomness.capture_raw()
+    _put_objects_back(inner, waiting)
+    generators.restore(inner._generators, waiting.state.get("generators", {}))
+    randomness.restore_raw(streams)
+
+
+def _put_objects_back(trainer: "TrainerBase", restored: Restored) -> None:
+    parts = trainer._parts()
+    parts.load(restored.state, last=True)
+    hyperparameters.apply(restored.decisions, trainer, trainer._hooks)
+    data = parts.fitting_data(restored.state)
+    if data is not None:
+        data.load_state_dict(restored.state["data"])
+
+
+def _proven(trainer: "TrainerBase", restored: Restored) -> Restored:
+    if "fingerprints" not in restored.state:
+        return restored
+    broken = resume_proof.broken(restored.state["fingerprints"], trainer.fingerprints())
+    if not broken:
+        return restored
+    logger.warning("the proof of this resume fails: %s", "; ".join(broken.values()))
+    grade: Grade = "same data" if broken.keys() == {"rng"} else "position only"
+    return restored.capped(grade, "; ".join(broken.values()))
