@@ -4,43 +4,61 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainerd.trainer.base import HookBase, TrainerBase
+    from trainerd.trainer.amp import AMPTrainer
+    from trainerd.trainer.base import TrainerBase
     from trainerd.trainer.data import ResumableLoader
     from trainerd.trainer.errors import HookStateError, StateError, StateMismatch
     from trainerd.trainer.events import EventStorage, HistoryBuffer, get_event_storage
+    from trainerd.trainer.hook_base import HookBase
+    from trainerd.trainer.mismatch import OnMismatch
     from trainerd.trainer.randomness import seed_all_rng
     from trainerd.trainer.session import NULL_SESSION, NullSession, Session
     from trainerd.trainer.simple import SimpleTrainer
+    from trainerd.trainer.tensorboard_writer import TensorboardXWriter
+    from trainerd.trainer.terminal_writer import CommonMetricPrinter
+    from trainerd.trainer.writers import EventWriter, JSONWriter
 
 __all__ = [
     "NULL_SESSION",
+    "AMPTrainer",
+    "CommonMetricPrinter",
     "EventStorage",
+    "EventWriter",
     "HistoryBuffer",
     "HookBase",
     "HookStateError",
+    "JSONWriter",
     "NullSession",
+    "OnMismatch",
     "ResumableLoader",
     "Session",
     "SimpleTrainer",
     "StateError",
     "StateMismatch",
+    "TensorboardXWriter",
     "TrainerBase",
     "get_event_storage",
     "seed_all_rng",
 ]
 
 _HOMES = {
-    "NULL_SESSION": "session",
+    "AMPTrainer": "amp",
+    "CommonMetricPrinter": "terminal_writer",
     "EventStorage": "events",
+    "EventWriter": "writers",
     "HistoryBuffer": "events",
-    "HookBase": "base",
+    "HookBase": "hook_base",
     "HookStateError": "errors",
+    "JSONWriter": "writers",
+    "NULL_SESSION": "session",
     "NullSession": "session",
+    "OnMismatch": "mismatch",
     "ResumableLoader": "data",
     "Session": "session",
     "SimpleTrainer": "simple",
     "StateError": "errors",
     "StateMismatch": "errors",
+    "TensorboardXWriter": "tensorboard_writer",
     "TrainerBase": "base",
     "get_event_storage": "events",
     "seed_all_rng": "randomness",

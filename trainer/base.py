@@ -52,6 +52,7 @@ class TrainerBase:
 
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
+        self._acting: dict[str, list[Callable[[], None]]] = {"before_step": [], "after_backward": [], "after_step": []}
         self.iter = 0
         self.start_iter = 0
         self.max_iter: int
@@ -89,6 +90,7 @@ class TrainerBase:
             hook.trainer = weakref.proxy(self)
         self._hooks.extend(new)
         self._built = None
+        self._find_acting_hooks()
 
     def register_rng(self, name: str, generator: generators.Generator) -> None:
         """Make a random generator object of your own part of the state, under a name that stays the same.
@@ -161,25 +163,29 @@ class TrainerBase:
         self.session.began(self)
 
     def _loop(self) -> None:
-        while not self._is_over():
+        self._find_acting_hooks()
+        if self.stopped_early:
+            self.max_iter = self._step
+        while self._step < self.max_iter:
             self.iter = self._step
             self.before_step()
             self.run_step()
             self._state_step = self.iter + 1
             self.after_step()
             self._step = self._state_step
-            self._is_over()
+            if self.stopped_early:
+                self.max_iter = self._step
             while self._at_step_end:
                 self._at_step_end.pop(0)(self)
-            if self.session.end_of_step(self):
+            if self.session is not NULL_SESSION and self.session.end_of_step(self):
                 break
         if self.stopped_early:
             logger.info("training ends at step %d: %s", self._step, self.stopped_early)
 
-    def _is_over(self) -> bool:
-        if self.stopped_early:
-            self.max_iter = self._step
-        return self._step >= self.max_iter
+    def _find_acting_hooks(self) -> None:
+        """Note who does something in each step: a call that does nothing costs as much as one that does."""
+        for moment in self._acting:
+            self._acting[moment] = [getattr(hook, moment) for hook in self._hooks if hook_state.overrides(hook, moment)]
 
     def stop_early(self, reason: str) -> None:
         """End the training after this step as if it had reached `max_iter`, which becomes the completed step.
@@ -232,18 +238,18 @@ class TrainerBase:
     def before_step(self) -> None:
         """Call every hook's `before_step`, with `storage.iter == iter`."""
         self.storage.iter = self.iter
-        for hook in self._hooks:
-            hook.before_step()
+        for act in self._acting["before_step"]:
+            act()
 
     def after_backward(self) -> None:
         """Call every hook's `after_backward`; for `run_step` to call between backward and the optimizer."""
-        for hook in self._hooks:
-            hook.after_backward()
+        for act in self._acting["after_backward"]:
+            act()
 
     def after_step(self) -> None:
         """Call every hook's `after_step`."""
-        for hook in self._hooks:
-            hook.after_step()
+        for act in self._acting["after_step"]:
+            act()
 
     def run_step(self) -> None:
         """Do one iteration."""
@@ -252,7 +258,8 @@ class TrainerBase:
     def mark(self, phase: str) -> None:
         """Tell the session what begins now."""
         self.current_phase = phase
-        self.session.mark(phase, self._step)
+        if self.session is not NULL_SESSION:
+            self.session.mark(phase, self._step)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Announce something long, as in `with self.trainer.phase("evaluation"):`."""

@@ -43,6 +43,19 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [f"{name} was {saved[name]!r}, is {now[name]!r}" for name in common if saved[name] != now[name]]
 
 
+def unrepeatable(model: nn.Module | None) -> str:
+    """Say why a restarted process may compute other bits with `model` although nothing has changed; empty if not.
+
+    With dynamic shapes the kernels depend on which shapes came first, and a resume begins in the middle.
+    """
+    for module in model.modules() if model is not None else ():
+        context = getattr(module, "dynamo_ctx", None)
+        by_inductor = getattr(context, "compiler_config", None) is not None
+        if by_inductor and getattr(context, "_dynamic", None) is not False:
+            return "torch.compile picks kernels by the shapes it has met; with dynamic=False it is bitwise"
+    return ""
+
+
 def _device_of(model: nn.Module | None) -> str:
     parameter = next(model.parameters(), None) if model is not None else None
     return "cpu" if parameter is None else parameter.device.type

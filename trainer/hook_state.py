@@ -11,18 +11,19 @@ from trainerd.trainer.errors import HookStateError
 from trainerd.trainer.hook_base import HookBase
 
 
-def _overrides(hook: HookBase, method: str) -> bool:
+def overrides(hook: HookBase, method: str) -> bool:
+    """Say whether a hook, its class or itself, has a method of its own."""
     return getattr(getattr(hook, method), "__func__", None) is not getattr(HookBase, method)
 
 
 def is_stateful(hook: HookBase) -> bool:
     """Say whether a hook can give and take state."""
-    return _overrides(hook, "state_dict") and _overrides(hook, "load_state_dict")
+    return overrides(hook, "state_dict") and overrides(hook, "load_state_dict")
 
 
 def check_hook(hook: HookBase) -> None:
     """Refuse a hook that could not be resumed: TypeError names its class."""
-    gives, takes = _overrides(hook, "state_dict"), _overrides(hook, "load_state_dict")
+    gives, takes = overrides(hook, "state_dict"), overrides(hook, "load_state_dict")
     if gives != takes:
         has, lacks = ("state_dict", "load_state_dict") if gives else ("load_state_dict", "state_dict")
         raise TypeError(

@@ -1,8 +1,9 @@
 """Metrics that are written some iterations late, so that the training thread never waits for the device."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,6 +53,22 @@ class LateMetrics:
             if oldest.arrived is not None and not must and not oldest.arrived.query():  # type: ignore[no-untyped-call]
                 return
             self._write_oldest(write)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return what waits, oldest first: a save must not change which metrics are written when."""
+        for one in self._waiting:
+            if one.arrived is not None:
+                one.arrived.synchronize()
+        return [
+            {"losses": dict(one.losses), "data_time": one.data_time, "iteration": one.iteration, "prefix": one.prefix}
+            for one in self._waiting
+        ]
+
+    def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Wait with what `state_dict` returned."""
+        self._waiting = deque(
+            _Waiting(one["losses"], one["data_time"], one["iteration"], one["prefix"], None) for one in state
+        )
 
     def write_all(self, write: Write) -> None:
         """Wait for everything and write it."""

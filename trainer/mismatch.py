@@ -55,7 +55,6 @@ class OnMismatch:
             return "warn"  # another machine is what this is for
         return self.actions.get("default", "error")
 
-
     def __str__(self) -> str:
         """Return the text that `of` reads back."""
         if self.actions.keys() == {"default"}:

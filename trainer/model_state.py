@@ -57,6 +57,12 @@ def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(short, named[name]) for name, short in without_wrappers(list(named), model).items()]
 
 
+def named_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return every buffer once, with its (first) name without wrappers."""
+    named = dict(model.named_buffers())
+    return [(short, named[name]) for name, short in without_wrappers(list(named), model).items()]
+
+
 def parameter_names(model: nn.Module | None) -> dict[int, str]:
     """Map `id(parameter)` to its (first) name without wrappers."""
     return {} if model is None else {id(parameter): name for name, parameter in named_parameters(model)}

@@ -67,6 +67,7 @@ def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -
         restored = restored.capped("position only", f"{', '.join(missing)} of the trainer was not saved")
     if any(decision.action == "code" for decision in decisions):
         restored = restored.capped("same data", "settings of the code were taken in place of saved ones")
+    restored = restored.capped("same data", environment.unrepeatable(getattr(trainer, "model", None)))
     return restored.capped("same data", "; ".join(changed))
 
 

@@ -14,6 +14,7 @@ from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.events import get_event_storage
 from trainerd.trainer.late_metrics import LateMetrics
 from trainerd.trainer.optimizer_state import named_optimizers
+from trainerd.trainer.session import NULL_SESSION
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | Sequence[torch.optim.Optimizer]
 Losses = dict[str, torch.Tensor]
@@ -68,40 +69,50 @@ class SimpleTrainer(TrainerBase):
             )
         if self._waiting is not None:
             resuming.put_back_as_driven(self)
-        if self._late:
+        if self.async_write_metrics:
             self._late.write(self.write_metrics)
         loss_dict, data_time = self._compute_gradients()
         self.after_backward()
-        self._write_metrics(loss_dict, data_time)
+        if (self.iter + 1) % self.gather_metric_period == 0:
+            self._write_metrics(loss_dict, data_time)
         self._update_parameters()
 
     def _compute_gradients(self) -> tuple[Losses, float]:
-        """Fill the gradients from this iteration's batches; return each loss and the seconds spent waiting for data."""
-        number = self.gradient_accumulation_steps
+        """Fill the gradients from this iteration's data; return each loss and the seconds spent waiting for data."""
+        if self.gradient_accumulation_steps > 1:
+            return self._accumulate_gradients(self.gradient_accumulation_steps)
+        data, data_time = self._next_batch()
+        if self.zero_grad_before_forward:
+            self._zero_grad()
+        losses, loss_dict = self._forward(data)
+        if not self.zero_grad_before_forward:
+            self._zero_grad()
+        self._backward(losses)
+        return loss_dict, data_time
+
+    def _accumulate_gradients(self, number: int) -> tuple[Losses, float]:
+        self._zero_grad()
         sums: Losses = {}
         data_time = 0.0
         for micro in range(number):
             data, seconds = self._next_batch()
             data_time += seconds
-            if micro == 0 and self.zero_grad_before_forward:
-                self._zero_grad()
             with self._gradients_kept_local(last=micro == number - 1):
                 losses, loss_dict = self._forward(data)
-                if micro == 0 and not self.zero_grad_before_forward:
-                    self._zero_grad()
-                self._backward(losses if number == 1 else losses / number)
-            if number == 1:
-                return loss_dict, data_time
+                self._backward(losses / number)
             for name, loss in loss_dict.items():
                 sums[name] = sums[name] + loss.detach() if name in sums else loss.detach()
         return {name: total / number for name, total in sums.items()}, data_time
 
     def _next_batch(self) -> tuple[Any, float]:
-        self.mark("data")
+        watched = self.session is not NULL_SESSION
+        if watched:
+            self.mark("data")
         began = time.perf_counter()
         data = next(self._data)
         seconds = time.perf_counter() - began
-        self.mark("step")
+        if watched:
+            self.mark("step")
         return data, seconds
 
     def _gradients_kept_local(self, *, last: bool) -> AbstractContextManager[None]:
@@ -113,7 +124,8 @@ class SimpleTrainer(TrainerBase):
         loss_dict = self.model(data)
         if isinstance(loss_dict, torch.Tensor):
             return loss_dict, {"total_loss": loss_dict}
-        return sum(loss_dict.values()), loss_dict
+        first, *others = loss_dict.values()
+        return sum(others, start=first), loss_dict
 
     def _backward(self, losses: torch.Tensor) -> None:
         losses.backward()  # type: ignore[no-untyped-call]
@@ -127,6 +139,8 @@ class SimpleTrainer(TrainerBase):
             optimizer.zero_grad()
 
     def _optimizers(self) -> Iterable[torch.optim.Optimizer]:
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            return (self.optimizer,)
         return named_optimizers(self.optimizer).values()
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -178,9 +192,16 @@ class SimpleTrainer(TrainerBase):
                 storage.put_scalar(name, value, cur_iter=cur_iter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, after writing the metrics that were put off."""
-        self._late.write_all(self.write_metrics)
-        return super().state_dict()
+        """Return the whole state, the metrics that are still to be written included."""
+        state = super().state_dict()
+        if self._late:
+            state["late_metrics"] = self._late.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], **options: Any) -> None:
+        """Load a state as TrainerBase does, and the metrics that were still to be written."""
+        super().load_state_dict(state_dict, **options)
+        self._late.load_state_dict(state_dict.get("late_metrics", ()))
 
     def after_train(self) -> None:
         """Write the metrics that were put off, then call every hook's `after_train`."""

@@ -2,9 +2,9 @@
 
 Whole means: `iteration` and `step`, `model` with `model_versions` and `model_modes`, `gradients` if an iteration of the
 user's own may need them again, `optimizer` (of several, each by its name), `grad_scaler`, `hooks` with `hook_modules`,
-`events`, `data`, `rng`, `generators`, and what to hold against the code at resume: `hyperparameters` and `environment`.
-A trainer that lacks one of these lacks the entry. A state without `events` was taken before any training began; one
-without `step` is in detectron2's form, whose `iteration` is the finished one.
+`events`, `late_metrics`, `data`, `rng`, `generators`, and what to hold against the code at resume: `hyperparameters`
+and `environment`. A trainer that lacks one of these lacks the entry. A state without `events` was taken before any
+training began; one without `step` is in detectron2's form, whose `iteration` is the finished one.
 """
 
 import logging

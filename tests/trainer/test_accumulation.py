@@ -73,9 +73,9 @@ def test_a_save_falls_into_the_middle_of_an_update(kind: type[SimpleTrainer]) ->
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "2"])
 def test_a_count_that_is_none(value: Any) -> None:
     """Counts of batches and periods are whole numbers of at least 1."""
+    model = Mean()
     for name in ("gradient_accumulation_steps", "gather_metric_period"):
         with pytest.raises(ValueError, match=f"{name} is .*whole number of at least 1"):
-            model = Mean()
             SimpleTrainer(model, [DATA], torch.optim.SGD(model.parameters(), lr=0.1), **{name: value})
 
 

@@ -165,7 +165,9 @@ def test_fvcores_kind_gets_the_best_under_one_name(tmp_path: pathlib.Path, mode:
     trainer = build(Scores(scores), BestCheckpointer(1, checkpointer, "score", mode), Count())
     checkpointer.trainer = trainer
     trainer.train(0, 10)
-    assert [(name, extra["iteration"]) for name, extra, _ in checkpointer.saved] == [("model_best", i) for i in expected]
+    assert [(name, extra["iteration"]) for name, extra, _ in checkpointer.saved] == [
+        ("model_best", i) for i in expected
+    ]
     assert [state["hooks"]["Count"]["count"] for _, _, state in checkpointer.saved] == [i + 1 for i in expected]
 
 

@@ -17,7 +17,7 @@ def test_the_slowest_ranks_data_time_goes_unseen() -> None:
         ranks = [context.Process(target=rank_main, args=(rank, port, late, answers)) for rank in (0, 1)]
         for process in ranks:
             process.start()
-        got = dict((answer[0], answer[1:]) for answer in (answers.get(timeout=120) for _ in ranks))
+        got = {answer[0]: answer[1:] for answer in (answers.get(timeout=120) for _ in ranks)}
         for process in ranks:
             process.join(60)
             assert process.exitcode == 0

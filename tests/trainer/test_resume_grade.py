@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.trainers import StopAt, assert_same, batches, simple_trainer, through_a_file
+from support.trainers import Net, StopAt, assert_same, batches, simple_trainer, through_a_file
 
 from trainerd.trainer.data import ResumableLoader
 from trainerd.trainer.errors import StateMismatch
@@ -173,3 +173,26 @@ def test_a_trainer_that_loads_without_the_base_class_is_never_called_bitwise():
     alone.load_state_dict(alone.state_dict())
     assert alone.restored_grade == "position only"
     assert "Alone" in alone.restored_reason
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, when it imports inductor
+@pytest.mark.parametrize(
+    ("options", "grade"),
+    [
+        ({"backend": "aot_eager"}, "bitwise"),
+        ({"dynamic": False}, "bitwise"),
+        ({}, "same data"),
+        ({"dynamic": True}, "same data"),
+    ],
+)
+def test_kernels_that_depend_on_what_came_first_are_called_bitwise(options: dict[str, Any], grade: str) -> None:
+    """Inductor's kernels for dynamic shapes depend on the shapes met before, which a resumed process has not met."""
+
+    def compiled() -> SimpleTrainer:
+        model = torch.compile(Net(), **options)  # compiles at its first call, which this test does without
+        return SimpleTrainer(model, ResumableLoader(torch.randn(8, 4), 2), torch.optim.SGD(model.parameters(), lr=0.1))
+
+    state = through_a_file(compiled().state_dict())
+    resumed = compiled()
+    resumed.load_state_dict(state)
+    assert (resumed.restored_grade, "dynamic=False" in resumed.restored_reason) == (grade, grade == "same data")

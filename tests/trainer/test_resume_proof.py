@@ -118,7 +118,7 @@ def draw(generator: Any) -> list[float]:
 
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_registered_generator_starts_over(kind: str) -> None:
-    """NumPy's, Python's and torch's generator objects go on where they were, in the middle of a pair of normals, too."""
+    """NumPy's, Python's and torch's generator objects go on where they were, in the middle of a pair of normals too."""
 
     def make() -> tuple[SimpleTrainer, Any]:
         trainer, generator = build(), GENERATORS[kind]()
