@@ -118,7 +118,13 @@ class Attempts:
         for line in (folder / "witness").read_text().splitlines():
             row = json.loads(line)
             rows[row["iteration"]] = row  # the last one is of the history that counts
-        return {"state": loaded.state, "rows": rows, "grade": json.loads((folder / "grade").read_text())}
+        clocks = ("time", "data_time")
+        lines = (folder / "metrics.json").read_text().splitlines()
+        metrics = [{name: value for name, value in json.loads(line).items() if name not in clocks} for line in lines]
+        # IterationTimer warms up after each start, so the clock may have rows of its own.
+        metrics = [row for row in metrics if row.keys() != {"iteration"}]
+        grade = json.loads((folder / "grade").read_text())
+        return {"state": loaded.state, "rows": rows, "metrics": metrics, "grade": grade}
 
 
 def serve() -> None:

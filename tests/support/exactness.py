@@ -10,7 +10,7 @@ from support.trainers import seed
 from torch import nn
 from torch.optim import lr_scheduler
 
-from trainerd.trainer import AMPTrainer, ResumableLoader, SimpleTrainer, hooks
+from trainerd.trainer import AMPTrainer, JSONWriter, ResumableLoader, SimpleTrainer, hooks
 
 EPOCH = 7  # batches
 STEPS = 3 * EPOCH
@@ -112,7 +112,6 @@ def build(
     accumulate: int = 1,
     backend: str = "",
     late: bool = False,
-    period: int = 1,
 ) -> SimpleTrainer:
     seed(1)
     net: Any = Net()
@@ -140,8 +139,10 @@ def build(
                 for i, one in enumerate(each)
             ),
             hooks.BestCheckpointer(4, None, "validation/size", "min"),
-            hooks.EarlyStopping("validation/size", 50),
+            hooks.EarlyStopping("validation/size", 10**6),
             hooks.PreciseBN(9, model, ResumableLoader(Samples(), 4, seed=6), 2),
+            hooks.IterationTimer(),
+            hooks.PeriodicWriter([JSONWriter(folder / "metrics.json", 3)], period=4),
         ]
     )
     return trainer
