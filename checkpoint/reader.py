@@ -23,7 +23,8 @@ _READ_BYTES = 16 * 2**20
 class CheckpointInfo:
     """What a listing says of one checkpoint.
 
-    `bytes` are those of its tensors, `unique_bytes` those of its own files; `time` in seconds since 1970, UTC.
+    `bytes` are those of its tensors, `unique_bytes` those of its own files; `time` in seconds since 1970, UTC. `pins`
+    are the steps that it wants kept, `pinned` says whether the newest valid one wants this one kept.
     """
 
     name: str
@@ -34,6 +35,7 @@ class CheckpointInfo:
     bytes: int = 0
     unique_bytes: int = 0
     time: float | None = None
+    pins: tuple[int, ...] = ()
     pinned: bool = False
     kept_because: tuple[str, ...] = ()
 
@@ -203,15 +205,22 @@ def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> Checkpoi
     except (Damaged, FormatTooNew) as error:
         return replace(info, state="damaged", reason=getattr(error, "reason", str(error)))
     own = sum(entry.bytes for file, entry in manifest.files.items() if "/" not in file)
-    info = replace(info, bytes=manifest.bytes, unique_bytes=own, time=manifest.time)
+    info = replace(info, bytes=manifest.bytes, unique_bytes=own, time=manifest.time, pins=manifest.pinned)
     return info if counted else replace(info, state="superseded", reason="a later term resumed from an earlier step")
 
 
 def _mark_newest(infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    valid = [index for index, info in enumerate(infos) if info.state == "valid"]
-    if valid:
-        infos[valid[-1]] = replace(infos[valid[-1]], kept_because=("newest",))
-    return infos
+    newest = next((info for info in reversed(infos) if info.state == "valid"), None)
+    if newest is None:
+        return infos
+    return [
+        replace(
+            info,
+            pinned=info.state == "valid" and info.step in newest.pins,
+            kept_because=("newest",) if info is newest else (),
+        )
+        for info in infos
+    ]
 
 
 def _verify(storage: Storage, info: CheckpointInfo) -> CheckpointInfo:

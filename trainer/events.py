@@ -107,7 +107,7 @@ class EventStorage:
         `smoothing_hint` tells writers whether the scalar is noisy; it must be the same at every call.
         """
         name = self._current_prefix + name
-        number = float(value)
+        number = value.item() if isinstance(value, torch.Tensor) else float(value)
         iteration = self._iter if cur_iter is None else cur_iter
         history = self._history.get(name)
         if history is None:

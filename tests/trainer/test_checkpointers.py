@@ -140,6 +140,10 @@ def test_the_best_checkpoint_is_pruned_and_overwritten_by_a_worse_one(tmp_path: 
     trainer.session = StopAt(8)
     trainer.train(0, 10)
     assert steps_in(tmp_path) == [5, 8]
+    assert [(info.step, info.pinned) for info in CheckpointStore(open_storage(str(tmp_path))).list()] == [
+        (5, True),
+        (8, False),
+    ]
     owner.release()
 
     owner, trainer = make(SCORES)
