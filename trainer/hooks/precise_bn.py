@@ -114,7 +114,7 @@ def _observed(sums: Mapping[Any, _Sums]) -> Iterator[None]:
     """See what goes into the layers, and keep their own statistics, and all other buffers, as they are."""
     kept = {id(layer): [buffer.clone() for buffer in layer.buffers()] for layer in sums}
     handles = [
-        layer.register_forward_pre_hook(lambda _layer, inputs, found=found: found.see(inputs[0]))
+        layer.register_forward_hook(lambda _layer, inputs, _output, found=found: found.see(inputs[0]))
         for layer, found in sums.items()
     ]
     try:
