@@ -50,10 +50,12 @@ fix: $(STAMP) ## let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure, side by side with the floor and the peers
-	@$(BIN)/python benchmarks/bench.py
+bench: $(STAMP) ## measure, side by side with the floor and the peers (BENCH="loop" for one)
+	@$(BIN)/python -c 'import lightning' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt lightning
+	@$(BIN)/python benchmarks/bench.py $(BENCH)
 
-campaign: $(STAMP) ## kill a training 500 times at random moments (about half an hour)
+campaign: $(STAMP) ## kill a training 500 times at random moments, and every combination of the trainer's parts (an hour)
+	@TRAINERD_EXACTNESS=all $(BIN)/pytest tests/trainer/test_exactness.py
 	@TRAINERD_KILLS=500 $(BIN)/pytest -s tests/daemon/test_kills.py
 
 clean: ## remove .venv and everything built

@@ -237,7 +237,7 @@ class TrainerBase:
 
     def before_step(self) -> None:
         """Call every hook's `before_step`, with `storage.iter == iter`."""
-        self.storage.iter = self.iter
+        self.storage._iter = self.iter
         for act in self._acting["before_step"]:
             act()
 

@@ -14,6 +14,14 @@ MOST_WAITING = 16  # how far the device may fall behind before training waits fo
 Write = Callable[[Mapping[str, torch.Tensor], float, int, str], None]
 
 
+def must_wait(losses: Mapping[str, torch.Tensor]) -> bool:
+    """Say whether reading the losses now would wait for a device."""
+    for loss in losses.values():  # noqa: SIM110 - a generator would cost more than all the rest
+        if not loss.is_cpu:
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class _Waiting:
     losses: Mapping[str, torch.Tensor]  # on their way to the CPU

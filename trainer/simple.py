@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainerd.trainer import comm, resuming
+from trainerd.trainer import comm, late_metrics, resuming
 from trainerd.trainer.base import TrainerBase
 from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.events import get_event_storage
@@ -29,8 +29,8 @@ class SimpleTrainer(TrainerBase):
         optimizer: a torch optimizer, or several, in a dict or a list, which then all step in every iteration.
         gather_metric_period: write metrics every so many iterations; only then the device is waited for.
         zero_grad_before_forward: clear gradients before the forward pass instead of before the backward pass.
-        async_write_metrics: write metrics at a later iteration, when the device has computed them, so that training
-            does not wait for it; what goes wrong is raised then.
+        async_write_metrics: do not wait for the device: write metrics at a later iteration, when it has computed them;
+            what goes wrong is raised then. On the CPU there is nothing to wait for.
         gradient_accumulation_steps: batches per iteration. Their gradients are averaged into one update, as of one
             batch with all their samples if they are equally large and the loss is a mean.
     """
@@ -69,28 +69,25 @@ class SimpleTrainer(TrainerBase):
             )
         if self._waiting is not None:
             resuming.put_back_as_driven(self)
-        if self.async_write_metrics:
+        if self.async_write_metrics and self._late:
             self._late.write(self.write_metrics)
-        loss_dict, data_time = self._compute_gradients()
+        if self.gradient_accumulation_steps > 1:
+            loss_dict, data_time = self._accumulate_gradients(self.gradient_accumulation_steps)
+        else:
+            data, data_time = self._next_batch()
+            if self.zero_grad_before_forward:
+                self._zero_grad()
+            losses, loss_dict = self._forward(data)
+            if not self.zero_grad_before_forward:
+                self._zero_grad()
+            self._backward(losses)
         self.after_backward()
         if (self.iter + 1) % self.gather_metric_period == 0:
             self._write_metrics(loss_dict, data_time)
         self._update_parameters()
 
-    def _compute_gradients(self) -> tuple[Losses, float]:
-        """Fill the gradients from this iteration's data; return each loss and the seconds spent waiting for data."""
-        if self.gradient_accumulation_steps > 1:
-            return self._accumulate_gradients(self.gradient_accumulation_steps)
-        data, data_time = self._next_batch()
-        if self.zero_grad_before_forward:
-            self._zero_grad()
-        losses, loss_dict = self._forward(data)
-        if not self.zero_grad_before_forward:
-            self._zero_grad()
-        self._backward(losses)
-        return loss_dict, data_time
-
     def _accumulate_gradients(self, number: int) -> tuple[Losses, float]:
+        """Average the gradients of several batches; return each loss's mean and the seconds spent waiting for data."""
         self._zero_grad()
         sums: Losses = {}
         data_time = 0.0
@@ -161,7 +158,7 @@ class SimpleTrainer(TrainerBase):
     def _write_metrics(self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "") -> None:
         if (self.iter + 1) % self.gather_metric_period:
             return
-        if self.async_write_metrics:
+        if self.async_write_metrics and late_metrics.must_wait(loss_dict):
             self._late.add(loss_dict, data_time, self.iter, prefix)
         else:
             self.write_metrics(loss_dict, data_time, self.iter, prefix)

@@ -8,10 +8,16 @@ import pytest
 import torch
 from support.trainers import StopAt, batches, seed, simple_trainer
 
-from trainerd.trainer import hooks
+from trainerd.trainer import hooks, late_metrics
 from trainerd.trainer.base import HookBase, TrainerBase
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.simple import SimpleTrainer
+
+
+@pytest.fixture(autouse=True)
+def _every_device_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let metrics that may be written late be late here, as on a device that computes beside us."""
+    monkeypatch.setattr(late_metrics, "must_wait", lambda _losses: True)
 
 
 class Trace(HookBase):
@@ -345,3 +351,18 @@ def test_the_wrong_groups_rate_is_shown() -> None:
     single = torch.optim.SGD([{"params": [q], "lr": lr} for q, lr in zip(p, (1.0, 3.0, 3.0, 2.0), strict=True)])
     assert hooks.LRScheduler.get_best_param_group_id(large) == 1
     assert hooks.LRScheduler.get_best_param_group_id(single) == 1
+
+
+def test_metrics_on_the_cpu_come_late_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no device to wait for, so they are written at once."""
+    monkeypatch.undo()
+    trainer = simple_trainer(async_write_metrics=True)
+    seen = []
+
+    class Look(HookBase):
+        def after_step(self) -> None:
+            seen.append(self.trainer.storage.latest()["total_loss"][1])
+
+    trainer.register_hooks([Look()])
+    trainer.train(0, 3)
+    assert seen == [0, 1, 2]
