@@ -56,6 +56,10 @@ class AMPTrainer(SimpleTrainer):
             raise ValueError(f"precision is {precision!r}; autocast computes in torch.float16 or torch.bfloat16.")
         if not torch.amp.is_autocast_available(device):
             raise ValueError(f"The model is on {device!r}, which autocast does not know: use SimpleTrainer there.")
+        if grad_scaler is not None and not all(hasattr(grad_scaler, name) for name in ("scale", "step", "update")):
+            raise TypeError(
+                f"grad_scaler is {grad_scaler!r}; it has to be a torch.amp.GradScaler, or None for a new one."
+            )
         self.precision = precision
         self.grad_scaler = grad_scaler or torch.amp.GradScaler(device, enabled=precision == torch.float16)
         self.log_grad_scaler = log_grad_scaler

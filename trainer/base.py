@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from trainerd.trainer import environment, generators, hook_state, hyperparameters, randomness, resume_proof, resuming
+from trainerd.trainer import (
+    arguments,
+    environment,
+    generators,
+    hook_state,
+    hyperparameters,
+    randomness,
+    resume_proof,
+    resuming,
+)
 from trainerd.trainer.data_position import DataPosition, Grade
 from trainerd.trainer.events import EventStorage
 from trainerd.trainer.hook_base import HookBase
@@ -108,6 +117,7 @@ class TrainerBase:
 
         ValueError when a state was loaded that does not continue at `start_iter`.
         """
+        start_iter, max_iter = arguments.iteration("start_iter", start_iter), arguments.iteration("max_iter", max_iter)
         if self._waiting is not None and self._waiting.step != start_iter:
             raise ValueError(
                 f"The loaded state has {self._waiting.step} completed steps, but training was asked to start at "

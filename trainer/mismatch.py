@@ -28,13 +28,16 @@ class OnMismatch:
 
     @classmethod
     def of(cls, policy: "str | Mapping[str, Any] | OnMismatch") -> "OnMismatch":
-        """Read an action for everything, or a table of actions by item; ValueError names what is wrong and what goes.
+        """Read an action for everything, or a table of actions by item.
 
+        ValueError and TypeError name what is wrong and what there is.
         In a table, `{"optimizer": {"lr": "code"}}` is the same as `{"optimizer.lr": "code"}`, and so is the text
         "optimizer.lr=code".
         """
         if isinstance(policy, OnMismatch):
             return policy
+        if not isinstance(policy, str | Mapping):
+            raise TypeError(f"on_mismatch is an action or a table of actions by item, not {policy!r}")
         table = _of_text(policy) if isinstance(policy, str) else _flat(policy, "")
         for item, action in table.items():
             if item.partition(".")[0] not in ITEMS:

@@ -45,6 +45,7 @@ def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -
 
     StateMismatch before anything is touched, if the policy refuses a difference or model or optimizer do not fit.
     """
+    _require_state(state)
     parts = trainer._parts()
     _tell_missing(parts.missing_entries(state), policy.action("entries"), type(trainer).__qualname__)
     _tell_missing(parts.missing_hooks(state), policy.action("hooks"), type(trainer).__qualname__)
@@ -69,6 +70,12 @@ def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -
         restored = restored.capped("same data", "settings of the code were taken in place of saved ones")
     restored = restored.capped("same data", environment.unrepeatable(getattr(trainer, "model", None)))
     return restored.capped("same data", "; ".join(changed))
+
+
+def _require_state(state: Any) -> None:
+    if not isinstance(state, Mapping) or "iteration" not in state:
+        found = f"keys {', '.join(map(str, state))}" if isinstance(state, Mapping) else type(state).__qualname__
+        raise StateMismatch(f"This is no state of a trainer, whose keys include `iteration`: {found}.")
 
 
 def _tell_missing(missing: list[str], action: str, trainer_name: str) -> None:

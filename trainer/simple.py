@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trainerd.trainer import comm, late_metrics, resuming
+from trainerd.trainer.arguments import described, require_count, require_parts
 from trainerd.trainer.base import TrainerBase
 from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.events import get_event_storage
@@ -47,8 +48,9 @@ class SimpleTrainer(TrainerBase):
         gradient_accumulation_steps: int = 1,
     ) -> None:
         super().__init__()
-        _require_count("gather_metric_period", gather_metric_period)
-        _require_count("gradient_accumulation_steps", gradient_accumulation_steps)
+        require_parts(type(self).__qualname__, model, data_loader, optimizer)
+        require_count(type(self).__qualname__, "gather_metric_period", gather_metric_period)
+        require_count(type(self).__qualname__, "gradient_accumulation_steps", gradient_accumulation_steps)
         model.train()
         self.model = model
         self.data_loader = data_loader
@@ -118,11 +120,19 @@ class SimpleTrainer(TrainerBase):
         return no_sync() if callable(no_sync) else nullcontext()
 
     def _forward(self, data: Any) -> tuple[torch.Tensor, Losses]:
-        loss_dict = self.model(data)
-        if isinstance(loss_dict, torch.Tensor):
-            return loss_dict, {"total_loss": loss_dict}
-        first, *others = loss_dict.values()
-        return sum(others, start=first), loss_dict
+        returned = self.model(data)
+        loss_dict = {"total_loss": returned} if isinstance(returned, torch.Tensor) else returned
+        try:
+            first, *others = loss_dict.values()
+            losses = sum(others, start=first) if others else first
+        except (AttributeError, TypeError, ValueError):
+            losses = None
+        if not isinstance(losses, torch.Tensor) or losses.numel() != 1:
+            raise TypeError(
+                f"The model returned {described(returned)} at iteration {self.iter}; it has to return its loss, "
+                "a tensor of one element, or a dict of such tensors."
+            )
+        return losses, loss_dict
 
     def _backward(self, losses: torch.Tensor) -> None:
         losses.backward()  # type: ignore[no-untyped-call]
@@ -206,8 +216,3 @@ class SimpleTrainer(TrainerBase):
             self._late.write_all(self.write_metrics)
         finally:
             super().after_train()
-
-
-def _require_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it has to be a whole number of at least 1.")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.events import KEPT_VALUES, EventStorage, get_event_storage
-from trainerd.trainer.writers import EventWriter, require_count
+from trainerd.trainer.writers import EventWriter
 
 if TYPE_CHECKING:
     from rich.console import Console

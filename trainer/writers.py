@@ -9,6 +9,7 @@ from typing import Any
 
 from trainerd.checkpoint import durable
 from trainerd.trainer import metric_rows
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.events import get_event_storage
 
 
@@ -169,9 +170,3 @@ class JSONWriter(EventWriter):
         """Go on after what the saved state had written."""
         self._scalars.written = dict(state_dict["written"])
         self._loaded = True
-
-
-def require_count(owner: str, name: str, value: Any) -> None:
-    """ValueError unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{owner}: {name} is {value!r}; it has to be a whole number of at least 1.")

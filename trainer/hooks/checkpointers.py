@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainerd.checkpoint.store import CheckpointStore
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
 from trainerd.trainer.session import NULL_SESSION
 
@@ -49,10 +50,9 @@ class PeriodicCheckpointer(HookBase):
         max_to_keep: int | None = None,
         file_prefix: str = "model",
     ) -> None:
-        if period < 1:
-            raise ValueError(f"PeriodicCheckpointer: period is {period}; it counts iterations, 1 or more.")
-        if max_to_keep is not None and max_to_keep < 1:
-            raise ValueError(f"max_to_keep is {max_to_keep}: at least the newest file has to stay.")
+        require_count("PeriodicCheckpointer", "period", period)
+        if max_to_keep is not None:
+            require_count("PeriodicCheckpointer", "max_to_keep", max_to_keep)
         self._checkpointer = _accepted(checkpointer)
         self._period = period
         self._max_iter = max_iter
@@ -122,8 +122,7 @@ class BestCheckpointer(HookBase):
             raise ValueError(f'BestCheckpointer: mode is "max" or "min", not {mode!r}.')
         if not val_metric:
             raise ValueError("BestCheckpointer: val_metric must name the scalar to look at.")
-        if eval_period < 0:
-            raise ValueError(f"BestCheckpointer: eval_period is {eval_period}; it counts iterations.")
+        require_count("BestCheckpointer", "eval_period", eval_period, least=0)
         self._period = eval_period
         self._checkpointer = _accepted(checkpointer)
         self._metric = val_metric

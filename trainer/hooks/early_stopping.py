@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,7 @@ class EarlyStopping(HookBase):
     def __init__(self, metric: str, patience: int, *, mode: str = "min", min_delta: float = 0.0) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f'EarlyStopping: mode is "min" or "max", not {mode!r}.')
-        if patience < 1:
-            raise ValueError(f"EarlyStopping: patience is {patience}; it counts evaluations, 1 or more.")
+        require_count("EarlyStopping", "patience", patience)
         if not min_delta >= 0:
             raise ValueError(f"EarlyStopping: min_delta is {min_delta}; it is a distance, 0 or more.")
         self.metric = metric

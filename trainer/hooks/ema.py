@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
 from trainerd.trainer.model_state import named_buffers, named_parameters, shown
 
@@ -31,8 +32,7 @@ class EMA(HookBase):
     ) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"EMA: decay is {decay}; it lies between 0 and 1, such as 0.999.")
-        if every < 1:
-            raise ValueError(f"EMA: every is {every}; it counts iterations, 1 or more.")
+        require_count("EMA", "every", every)
         self.decay = decay
         self.every = every
         self.warmup = warmup

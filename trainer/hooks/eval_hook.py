@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
 
 
@@ -18,8 +19,7 @@ class EvalHook(HookBase):
     """
 
     def __init__(self, eval_period: int, eval_function: Callable[[], Any], eval_after_train: bool = True) -> None:
-        if eval_period < 0:
-            raise ValueError(f"EvalHook: eval_period is {eval_period}; it counts iterations.")
+        require_count("EvalHook", "eval_period", eval_period, least=0)
         if not callable(eval_function):
             raise TypeError(f"EvalHook: eval_function is {eval_function!r}, which cannot be called.")
         self._period = eval_period

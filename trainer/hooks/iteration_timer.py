@@ -3,6 +3,7 @@
 import logging
 import time
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
 
 logger = logging.getLogger(__name__)
@@ -17,8 +18,7 @@ class IterationTimer(HookBase):
     """
 
     def __init__(self, warmup_iter: int = 3) -> None:
-        if warmup_iter < 0:
-            raise ValueError(f"IterationTimer: warmup_iter is {warmup_iter}; it counts iterations.")
+        require_count("IterationTimer", "warmup_iter", warmup_iter, least=0)
         self._warmup_iter = warmup_iter
         self._began = 0.0
         self._train_began = 0.0

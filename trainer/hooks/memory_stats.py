@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,7 @@ class TorchMemoryStats(HookBase):
     """
 
     def __init__(self, output_dir: str, step_period: int = 20, max_runs: int = 10) -> None:
-        if step_period < 1:
-            raise ValueError(f"TorchMemoryStats: step_period is {step_period}; it counts iterations, 1 or more.")
+        require_count("TorchMemoryStats", "step_period", step_period)
         self._output_dir = output_dir
         self._step_period = step_period
         self._max_runs = max_runs

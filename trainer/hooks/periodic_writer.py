@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
-from trainerd.trainer.writers import EventWriter, require_count
+from trainerd.trainer.writers import EventWriter
 
 
 class PeriodicWriter(HookBase):

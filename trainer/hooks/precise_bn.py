@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainerd.trainer import randomness
+from trainerd.trainer.arguments import require_count
 from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.hook_base import HookBase
 
@@ -36,8 +37,8 @@ class PreciseBN(HookBase):
     """
 
     def __init__(self, period: int, model: nn.Module, data_loader: Iterable[Any], num_iter: int) -> None:
-        if period < 0 or num_iter < 1:
-            raise ValueError(f"PreciseBN: period {period} and num_iter {num_iter} count iterations and batches.")
+        require_count("PreciseBN", "period", period, least=0)
+        require_count("PreciseBN", "num_iter", num_iter)
         self._period = period
         self._model = model
         self._data = DataPosition(data_loader)
