@@ -2,7 +2,7 @@
 
 Every round runs each loop once, in turn, so that a drift of the machine touches all; what is shown are medians over the
 rounds, and differences within a round. The scheduler is stepped in every loop, the bare one included. Of the five hooks
-one steps it and four do nothing; the usual five write a rate and a time in every iteration, which the bare loop does not.
+one steps it and four do nothing; the usual five write a rate and a time in every iteration, and the bare loop does not.
 """
 
 import contextlib

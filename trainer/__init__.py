@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trainerd.trainer.errors import HookStateError, StateError, StateMismatch
     from trainerd.trainer.events import EventStorage, HistoryBuffer, get_event_storage
     from trainerd.trainer.hook_base import HookBase
+    from trainerd.trainer.infinite_sampler import InfiniteSampler
     from trainerd.trainer.mismatch import OnMismatch
     from trainerd.trainer.randomness import seed_all_rng
     from trainerd.trainer.session import NULL_SESSION, NullSession, Session
@@ -27,6 +28,7 @@ __all__ = [
     "HistoryBuffer",
     "HookBase",
     "HookStateError",
+    "InfiniteSampler",
     "JSONWriter",
     "NullSession",
     "OnMismatch",
@@ -49,6 +51,7 @@ _HOMES = {
     "HistoryBuffer": "events",
     "HookBase": "hook_base",
     "HookStateError": "errors",
+    "InfiniteSampler": "infinite_sampler",
     "JSONWriter": "writers",
     "NULL_SESSION": "session",
     "NullSession": "session",

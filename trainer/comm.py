@@ -3,6 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -42,3 +43,14 @@ def gather(data: Any, dst: int = 0) -> list[Any]:
 def _object_group(world: Any) -> Any:
     """Objects travel over CPU memory; NCCL would send them through the device and wait for it."""
     return dist.new_group(backend="gloo") if dist.get_backend(world) == "nccl" else world
+
+
+def shared_random_seed() -> int:
+    """Return a random number from 0 to 2**63 - 1, the same on every rank. Every rank must call it.
+
+    It is drawn from torch's generator of rank 0, so that a seeded program draws the same one each time.
+    """
+    seed = [int(torch.randint(2**63 - 1, (), dtype=torch.int64))]
+    if get_world_size() > 1:
+        dist.broadcast_object_list(seed, src=0, group=_object_group(dist.group.WORLD))
+    return seed[0]
