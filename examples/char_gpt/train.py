@@ -141,77 +141,24 @@ def generate(trainer_or_model, prompt, length, seed=0):
     return decode(tokens)
 
 
-# Hooks ----------------------------------------------------------------------------------------------------------
+# Evaluation -----------------------------------------------------------------------------------------------------
 
 
-class ClipGradients(HookBase):
-    """Scales the gradients down to a norm of at most `max_norm`."""
+class HeldOutLoss:
+    """Measures the averaged weights, which predict better than the last ones, on text that is never trained on."""
 
-    def __init__(self, model, max_norm):
-        self.parameters = list(model.parameters())
-        self.max_norm = max_norm
-
-    def after_backward(self):
-        nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
-
-
-class AverageWeights(HookBase):
-    """Keeps an exponential moving average of the weights, which predicts better than the last weights do."""
-
-    def __init__(self, model, decay):
-        self.weights = dict(model.named_parameters())
-        self.average = {name: weight.detach().clone() for name, weight in self.weights.items()}
-        self.decay = decay
-        self.updates = 0
+    def __init__(self, ema, model, tokens):
+        self.ema = ema
+        size = model.block_size + 1
+        self.windows = tokens[: len(tokens) // size * size].view(-1, size)[:256]
 
     @torch.no_grad()
-    def after_step(self):
-        self.updates += 1
-        decay = min(self.decay, self.updates / (10 + self.updates))  # forget the random beginning sooner
-        for name, weight in self.weights.items():
-            self.average[name].lerp_(weight, 1 - decay)
-
-    def state_dict(self):
-        return {"updates": self.updates, "average": self.average}
-
-    def load_state_dict(self, state):
-        self.updates = state["updates"]
-        for name, average in self.average.items():
-            average.copy_(state["average"][name])
-
-
-class Evaluate(HookBase):
-    """Measures the averaged weights on text that is never trained on, and remembers the best value."""
-
-    def __init__(self, model, average, tokens, every):
-        self.model = model
-        self.average = average
-        self.windows = tokens[: len(tokens) // (model.block_size + 1) * (model.block_size + 1)]
-        self.windows = self.windows.view(-1, model.block_size + 1)[:256]
-        self.every = every
-        self.best = float("inf")
-        self.best_iteration = -1
-
-    def after_step(self):
-        if (self.trainer.iter + 1) % self.every == 0:
-            with self.trainer.phase("evaluation"):
-                loss = self.measure()
-            self.trainer.storage.put_scalar("held_out_loss", loss, smoothing_hint=False)
-            if loss < self.best:
-                self.best, self.best_iteration = loss, self.trainer.iter
-
-    @torch.no_grad()
-    def measure(self):
-        self.model.eval()
-        loss = torch.func.functional_call(self.model, self.average.average, self.windows).item()
-        self.model.train()
-        return loss
-
-    def state_dict(self):
-        return {"best": self.best, "best_iteration": self.best_iteration}
-
-    def load_state_dict(self, state):
-        self.best, self.best_iteration = state["best"], state["best_iteration"]
+    def __call__(self):
+        with self.ema.averaged() as model:
+            model.eval()
+            loss = model(self.windows)
+            model.train()
+        return {"held_out_loss": loss}
 
 
 # Trainer --------------------------------------------------------------------------------------------------------
@@ -269,14 +216,15 @@ def build_trainer(config):
     warmup = lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=config.warmup)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=config.max_iter - config.warmup, eta_min=config.lr / 20)
     schedule = lr_scheduler.SequentialLR(optimizer, [warmup, cosine], milestones=[config.warmup])
-    average = AverageWeights(model, decay=0.99)
     trainer = SimpleTrainer(model, loader, optimizer)
+    ema = hooks.EMA(decay=0.99, warmup=True)
     trainer.register_hooks(
         [
-            ClipGradients(model, max_norm=1.0),
+            hooks.GradientClip(max_norm=1.0),
             hooks.LRScheduler(schedule),
-            average,
-            Evaluate(model, average, tokens[-HELD_OUT_BYTES:], config.eval_every),
+            ema,
+            hooks.EvalHook(config.eval_every, HeldOutLoss(ema, model, tokens[-HELD_OUT_BYTES:])),
+            hooks.BestCheckpointer(config.eval_every, None, "held_out_loss", mode="min"),
         ]
     )
     return trainer

@@ -123,13 +123,14 @@ def test_it_learns(train):
 
 
 def test_the_best_held_out_loss_is_kept(train):
-    """The evaluation's state is the smallest value that was logged."""
+    """The smallest value that was logged is the best one, and its step is pinned."""
     trainer = train.build_trainer(SMALL)
     trainer.train(0, 20)
     measured = trainer.storage.history("held_out_loss").values()
     assert [iteration for _, iteration in measured] == [4, 9, 14, 19]
-    evaluate = next(hook for hook in trainer._hooks if isinstance(hook, train.Evaluate))
-    assert (evaluate.best, evaluate.best_iteration) == min(measured)
+    best, iteration = min(measured)
+    assert trainer.state_dict()["hooks"]["BestCheckpointer"]["best"] == best
+    assert trainer.pinned_steps() == (iteration + 1,)
 
 
 def test_windows_stay_inside_the_text(train):
@@ -162,11 +163,13 @@ def test_a_wrong_config_is_named(train, config, message):
 
 
 def test_it_trains_without_the_daemon():
-    """Typed as a plain Python program it trains, and prints a sample before and after."""
+    """Typed as a plain Python program it trains, prints a sample before and after, and says that nothing is saved."""
     command = [sys.executable, str(EXAMPLE / "train.py"), "--max-iter", "60"]
     # One thread: on a busy machine two of them wait for each other most of the time.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert "nobody watches over this trainer, so nothing will be saved" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert "before:\ndef " in done.stdout
     assert "after:\ndef " in done.stdout
