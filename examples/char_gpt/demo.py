@@ -218,7 +218,7 @@ def sample(state):
 
     trainer = train.build_trainer({})
     if state is not None:
-        trainer.load_state_dict(state)
+        trainer.model.load_state_dict(state["model"])
     return train.generate(trainer, prompt="def ", length=160, seed=1)
 
 

@@ -251,7 +251,7 @@ def sample(folder):
     if loaded is None:
         raise SystemExit(f"{folder} has no checkpoint yet.")
     trainer = build_trainer({})
-    trainer.load_state_dict(loaded.state)
+    trainer.model.load_state_dict(loaded.state["model"])
     print(f"step {loaded.step}:\n{generate(trainer, 'def ', 400)}")
 
 
