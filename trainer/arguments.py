@@ -1,5 +1,6 @@
 """Checks of what trainers, hooks and writers are given; each message names the owner, the argument and the way out."""
 
+import inspect
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -37,6 +38,13 @@ def require_parts(owner: str, model: Any, data_loader: Any, optimizer: Any) -> N
     if not each or wrong:
         found = described(wrong[0] if wrong else optimizer)
         raise TypeError(f"{owner}: optimizer is {found}, and has to be a torch optimizer, or a dict or list of them.")
+    for one in each.values():
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise TypeError(
+                f"{owner}: {type(one).__qualname__} computes the loss several times in a step and needs a closure for it: "
+                "derive from TrainerBase and write a run_step of your own."
+            )
 
 
 def described(value: Any) -> str:

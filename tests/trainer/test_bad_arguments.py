@@ -49,6 +49,7 @@ def test_parts_that_are_none_fail_in_mid_step() -> None:
         ((model, batches(), "sgd"), "optimizer is an object of type str"),
         ((model, batches(), {}), "optimizer is a dict with nothing in it"),
         ((model, batches(), [optimizer, None]), "optimizer is None"),
+        ((model, batches(), torch.optim.LBFGS(model.parameters())), "LBFGS computes the loss several times"),
     ):
         with pytest.raises(TypeError, match=f"SimpleTrainer: {problem}"):
             SimpleTrainer(*arguments)
