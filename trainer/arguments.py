@@ -42,7 +42,7 @@ def require_parts(owner: str, model: Any, data_loader: Any, optimizer: Any) -> N
         closure = inspect.signature(one.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise TypeError(
-                f"{owner}: {type(one).__qualname__} computes the loss several times in a step and needs a closure for it: "
+                f"{owner}: {type(one).__qualname__} computes the loss several times in a step and needs a closure: "
                 "derive from TrainerBase and write a run_step of your own."
             )
 
