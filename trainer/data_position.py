@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainerd.trainer.loader_ways import Grade, name_of, way_of
+from trainerd.trainer.loader_way import Grade, name_of
+from trainerd.trainer.loader_ways import way_of
 
 __all__ = ["DataPosition", "Grade"]
 
@@ -50,7 +51,7 @@ class DataPosition:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, in the form of the loader's kind."""
-        return self._way.capture(self.epoch, self.batches, self._iterator is not None)
+        return self._way.capture(self.epoch, self.batches, self._iterator)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the saved position and create the iterator; this draws random numbers, so restore those afterwards."""

@@ -23,7 +23,8 @@ class InfiniteSampler(Sampler[int]):
     Args:
         size: the number of samples.
         shuffle: whether each pass is a permutation, or 0 to size - 1 in order.
-        seed: from 0 to 2**64 - 1; drawn at random, the same on all ranks, when left out. It belongs to the state.
+        seed: from 0 to 2**64 - 1. Left out, it is drawn from torch's generator, the same on all ranks, and a saved
+            state brings its own.
         rank: this process's number; from torch.distributed when left out.
         world_size: the number of ranks; from torch.distributed when left out.
 
@@ -41,6 +42,12 @@ class InfiniteSampler(Sampler[int]):
         world_size: int | None = None,
     ) -> None:
         require_count("InfiniteSampler", "size", size)
+        if seed is None and world_size is not None and world_size != comm.get_world_size():
+            raise ValueError(
+                f"InfiniteSampler: world_size is {world_size} and torch.distributed has {comm.get_world_size()}, so "
+                "the ranks cannot agree on a seed. Give all of them the same one."
+            )
+        self._seed_is_given = seed is not None
         self.seed = comm.shared_random_seed() if seed is None else seed
         require_count("InfiniteSampler", "seed", self.seed, least=0)
         if self.seed > MASK_64:
@@ -51,15 +58,24 @@ class InfiniteSampler(Sampler[int]):
         self.world_size = comm.get_world_size() if world_size is None else world_size
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"InfiniteSampler: rank is {self.rank} of world_size {self.world_size}.")
+        self.first = 0  # how many of this rank's indices a training leaves out that begins afresh
         self._start = 0
+        self._handed_out = 0
         self._order_of: tuple[int, int] | None = None  # whose permutation is kept, that of one pass at a time
 
     def __iter__(self) -> "InfiniteIndices":
+        self._handed_out = self._start
         return InfiniteIndices(self, self._start)
 
     def start_at(self, consumed: int) -> None:
         """Let iterators that are made from now on begin after so many of this rank's indices."""
-        self._start = consumed
+        self.continue_at(consumed)
+        self.first = consumed
+
+    def continue_at(self, consumed: int) -> None:
+        """Let the next iterators begin there; a training that begins afresh goes back to `first`."""
+        require_count("InfiniteSampler", "the place to start at", consumed, least=0)
+        self._start = self._handed_out = consumed
 
     def indices(self, consumed: int, count: int) -> list[int]:
         """Return `count` of this rank's indices, after the first `consumed` ones."""
@@ -75,23 +91,23 @@ class InfiniteSampler(Sampler[int]):
         return int(self._order[offset])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where new iterators begin, and what defines the order; the same on every rank."""
-        return {"start": self._start, **{name: getattr(self, name) for name in ORDER_SETTINGS}}
+        """Return how many indices the newest iterator handed out, and what defines the order; the same on all ranks."""
+        return {"start": self._handed_out, **{name: getattr(self, name) for name in ORDER_SETTINGS}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin where the saved sampler did, with its seed; ValueError if size, order or ranks differ."""
+        """Go on where the saved sampler was, with its seed if none was given; ValueError if the order is another."""
         differing = [
             f"{name} was {state.get(name, 'not recorded')}, now {getattr(self, name)}"
             for name in ORDER_SETTINGS
-            if name != "seed" and state.get(name) != getattr(self, name)
+            if state.get(name) != getattr(self, name) and (name != "seed" or self._seed_is_given or name not in state)
         ]
         if differing:
             raise ValueError(
                 f"The saved position belongs to another order of samples ({'; '.join(differing)}): "
                 "set it back, or start afresh."
             )
+        self.start_at(state["start"])
         self.seed = state["seed"]
-        self._start = state["start"]
 
 
 class InfiniteIndices(Iterator[int]):
@@ -104,6 +120,7 @@ class InfiniteIndices(Iterator[int]):
     def __next__(self) -> int:
         index = self._sampler.index(self._consumed)
         self._consumed += 1
+        self._sampler._handed_out = self._consumed
         return index
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,4 +129,4 @@ class InfiniteIndices(Iterator[int]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after so many indices."""
-        self._consumed = state["consumed"]
+        self._consumed = self._sampler._handed_out = state["consumed"]

@@ -29,26 +29,55 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """Numbers in order, with a position of its own; each worker has its share."""
+    """Numbers in order, with a position of its own; each worker has its share. At its end it begins anew by itself."""
 
     def __init__(self, size: int = 10) -> None:
         self.size = size
         self.position = 0
+        self.resumed = False
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from self.rest()
+        self.position = 0
+
+    def rest(self) -> Iterator[torch.Tensor]:
         worker = torch.utils.data.get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         while first + self.position * stride < self.size:
             number = first + self.position * stride
             self.position += 1
             yield sample(number)
-        self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position = state["position"]
+        self.resumed = True
+
+
+class StaysAtItsEnd(Stream):
+    """Begins anew when it is iterated again."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.begin()
+        return self.rest()
+
+    def begin(self) -> None:
+        if not self.resumed:
+            self.position = 0
+        self.resumed = False
+
+
+class StaysAtItsEndLazily(StaysAtItsEnd):
+    """Begins anew when the first sample of another iteration is asked for."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.begin()
+        yield from self.rest()
+
+
+STREAMS = (Stream, StaysAtItsEnd, StaysAtItsEndLazily)
 
 
 class Seen(torch.nn.Module):

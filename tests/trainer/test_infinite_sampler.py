@@ -43,7 +43,7 @@ def test_a_resumed_stream_begins_elsewhere(size: int, consumed: int, rank: int) 
     other.load_state_dict(iterator.state_dict())
     assert list(itertools.islice(other, 20)) == whole[consumed:]
     sampler.start_at(consumed)
-    again = InfiniteSampler(size, seed=77, rank=rank, world_size=2)
+    again = InfiniteSampler(size, **options)
     again.load_state_dict(sampler.state_dict())
     assert first(again, 20) == whole[consumed:] == sampler.indices(consumed, 20)
 
@@ -65,9 +65,35 @@ def test_arguments_that_leave_nothing() -> None:
         ({"size": 0}, "size is 0"),
         ({"size": 5, "seed": -1}, "seed is -1"),
         ({"size": 5, "seed": 2**64}, "less than 2\\*\\*64"),
-        ({"size": 5, "rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
+        ({"size": 5, "seed": 1, "rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
+        ({"size": 5, "rank": 1, "world_size": 2}, "the ranks cannot agree on a seed"),
     ):
         with pytest.raises(ValueError, match=f"InfiniteSampler: .*{problem}"):
             InfiniteSampler(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shuffle was True, now False"):
         InfiniteSampler(5, shuffle=False).load_state_dict(InfiniteSampler(5).state_dict())
+    with pytest.raises(ValueError, match="start at is -1"):
+        InfiniteSampler(5).start_at(-1)
+
+
+def test_a_loop_of_ones_own_saves_the_beginning() -> None:
+    """The state counts what the newest iterator handed out."""
+    sampler = InfiniteSampler(5, seed=3)
+    iterator = iter(sampler)
+    whole = [next(iterator) for _ in range(7)]
+    state = sampler.state_dict()
+    whole += [next(iterator) for _ in range(7)]
+    resumed = InfiniteSampler(5, seed=3)
+    resumed.load_state_dict(state)
+    assert first(resumed, 7) == whole[7:]
+    assert first(sampler, 7) == whole[:7]
+
+
+def test_a_changed_seed_goes_unnoticed() -> None:
+    """A seed that the code gives must be the saved one; a drawn one is replaced by it."""
+    state = InfiniteSampler(5, seed=3).state_dict()
+    with pytest.raises(ValueError, match="seed was 3, now 4"):
+        InfiniteSampler(5, seed=4).load_state_dict(state)
+    drawn = InfiniteSampler(5)
+    drawn.load_state_dict(state)
+    assert drawn.seed == 3
