@@ -44,11 +44,12 @@ class LateMetrics:
         """Start moving losses to the CPU, to be written when they are there."""
         arrived = None
         detached = {name: loss.detach() for name, loss in losses.items()}
-        if any(loss.is_cuda for loss in detached.values()):
+        device = next((loss.device for loss in detached.values() if loss.is_cuda), None)
+        if device is not None:
             # Into pinned memory, which torch takes for a copy that nobody waits for.
             detached = {name: loss.to("cpu", non_blocking=True) for name, loss in detached.items()}
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
+            arrived.record(torch.cuda.current_stream(device))
         self._waiting.append(_Waiting(detached, data_time, iteration, prefix, arrived))
 
     def write(self, write: Write) -> None:
