@@ -13,7 +13,7 @@ from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import JobError
 from trainerd.daemon.near_names import did_you_mean, near_files
 from trainerd.daemon.target_names import Target, split_target
-from trainerd.daemon.user_frames import chain, one_paragraph
+from trainerd.daemon.user_frames import at, one_paragraph
 
 if TYPE_CHECKING:
     from trainerd.trainer.base import TrainerBase
@@ -30,11 +30,11 @@ def build_trainer(job: Job) -> "TrainerBase":
         trainer = function(job.config)
     except SystemExit as error:
         raise JobError(
-            f'target "{job.target}" called sys.exit({error.code!r}){_at(error)}. Raise an exception instead.'
+            f'target "{job.target}" called sys.exit({error.code!r}){at(error)}. Raise an exception instead.'
         ) from None
     except BaseException as error:  # whatever it raises, it is no trainer
         raise JobError(
-            f'target "{job.target}" failed{_at(error)} with {one_paragraph(error)}. It is called with the [config] '
+            f'target "{job.target}" failed{at(error)} with {one_paragraph(error)}. It is called with the [config] '
             f"table: {_shown(job.config)}. `trainerd run --no-daemon` runs it in a single process, for a debugger."
         ) from error
     # Imported late: it brings torch, and most mistakes show before.
@@ -61,7 +61,7 @@ def _import(target: Target, job: Job) -> ModuleType:
         return _import_file(target.path) if target.path else _import_module(target.module, job.folder)
     except SystemExit as error:
         raise JobError(
-            f'target "{job.target}": importing {what} called sys.exit({error.code!r}){_at(error)}. Keep what only a '
+            f'target "{job.target}": importing {what} called sys.exit({error.code!r}){at(error)}. Keep what only a '
             f'script does under `if __name__ == "__main__":`.'
         ) from None
     except SyntaxError as error:
@@ -69,12 +69,12 @@ def _import(target: Target, job: Job) -> ModuleType:
         raise JobError(f'target "{job.target}" is no valid Python: {place}: {error.msg}. Mend that line.') from error
     except ImportError as error:
         raise JobError(
-            f'target "{job.target}" cannot be imported{_at(error)}: {one_paragraph(error)}. Modules are looked up '
+            f'target "{job.target}" cannot be imported{at(error)}: {one_paragraph(error)}. Modules are looked up '
             f"beside the target and in the environment of {sys.executable}: install what is missing there."
         ) from error
     except BaseException as error:
         raise JobError(
-            f'target "{job.target}" cannot be imported{_at(error)}: it failed with {one_paragraph(error)}.'
+            f'target "{job.target}" cannot be imported{at(error)}: it failed with {one_paragraph(error)}.'
         ) from error
 
 
@@ -141,11 +141,6 @@ def _check_signature(function: Callable[..., Any], text: str) -> None:
             f'target "{text}" has the signature {name}{signature}, but it is called with one argument, the [config] '
             f"table, a dict. Write: {_EXAMPLE}"
         ) from None
-
-
-def _at(error: BaseException) -> str:
-    frames = chain(error)
-    return f" at {frames}" if frames else ""
 
 
 def _kind(value: object) -> str:

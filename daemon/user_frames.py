@@ -28,6 +28,12 @@ def chain(error: BaseException) -> str:
     return " → ".join(f"{_short(frame)} ({frame.name})" for frame in user_frames(error))
 
 
+def at(error: BaseException) -> str:
+    """Return ` at train.py:12 (build_trainer)` for a message; "" when no frame is the user's."""
+    frames = chain(error)
+    return f" at {frames}" if frames else ""
+
+
 def fingerprint(error: BaseException, step: int) -> str:
     """Return what makes two failures the same: type, innermost frame of the user's (else of all), step."""
     frames = user_frames(error) or list(traceback.extract_tb(error.__traceback__))

@@ -19,7 +19,7 @@ from trainerd.daemon.restart_policy import backoff_seconds
 from trainerd.daemon.signals import catch_stop_signals, ignore_stop_signals, keep_stop_signals_from_children
 from trainerd.daemon.status_page import StatusPage
 from trainerd.daemon.target import build_trainer
-from trainerd.daemon.user_frames import chain, fingerprint, one_paragraph, without_ours
+from trainerd.daemon.user_frames import at, fingerprint, one_paragraph, without_ours
 from trainerd.daemon.worker_session import WorkerSession
 from trainerd.trainer.errors import StateError
 
@@ -130,10 +130,9 @@ def _load(trainer: "TrainerBase", state: object, step: int, job: Job) -> None:
     try:
         trainer.load_state_dict(state, on_mismatch=job.checkpoint.on_mismatch)  # type: ignore[arg-type] # a mapping
     except Exception as error:
-        at = f" at {frames}" if (frames := chain(error)) else ""
         raise JobError(
-            f'the checkpoint of step {step} in {job.dir} does not fit the trainer that "{job.target}" builds{at}: '
-            f"{one_paragraph(error)}. Bring back the code that saved it, or start anew with --fresh or another --dir."
+            f'the checkpoint of step {step} in {job.dir} does not fit the trainer that "{job.target}" builds'
+            f"{at(error)}: {one_paragraph(error)}. Bring back the code that saved it, or start anew with --fresh or another --dir."
         ) from error
 
 
@@ -143,9 +142,9 @@ def _check(trainer: "TrainerBase", store: "CheckpointStore") -> None:
     except (CheckpointError, StateError):
         raise
     except Exception as error:
-        at = f" at {frames}" if (frames := chain(error)) else ""
         raise JobError(
-            f"the trainer's state cannot be taken{at}: {one_paragraph(error)}. state_dict() must work before training."
+            f"the trainer's state cannot be taken{at(error)}: {one_paragraph(error)}. "
+            "state_dict() must work before training."
         ) from error
 
 
@@ -170,9 +169,10 @@ def _train(job: Job, trainer: "TrainerBase", session: WorkerSession, page: Statu
     except BaseException as error:  # sys.exit() in a step is a failure of the step, too
         text = "training failed after step %d"
         logger.error(text, trainer.step, exc_info=(type(error), error, without_ours(error)))  # noqa: TRY400
-        at = f" at {frames}" if (frames := chain(error)) else ""
         return Failed(
-            ExitCode.BUDGET_USED_UP, f"training failed{at}: {one_paragraph(error)}", fingerprint(error, trainer.step)
+            ExitCode.BUDGET_USED_UP,
+            f"training failed{at(error)}: {one_paragraph(error)}",
+            fingerprint(error, trainer.step),
         )
     step = trainer.step
     if step >= trainer.max_iter:

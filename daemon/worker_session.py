@@ -92,8 +92,7 @@ class WorkerSession:
         step = trainer.step
         with trainer.phase("save"):
             try:
-                state = {**trainer.state_dict(), "fingerprints": trainer.fingerprints()}
-                saved = self._store.save(step, state, pinned=trainer.pinned_steps())
+                saved = self._store.save(step, trainer.checkpoint_state(), pinned=trainer.pinned_steps())
             except StorageUnusable as error:
                 self._record = self._record.failed_at(time.monotonic())
                 self.last_error = str(error)

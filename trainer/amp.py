@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from trainerd.trainer.environment import device_of
+from trainerd.trainer.events import get_event_storage
 from trainerd.trainer.simple import Losses, Optimizers, SimpleTrainer
 
 
@@ -42,7 +44,7 @@ class AMPTrainer(SimpleTrainer):
         *,
         gradient_accumulation_steps: int = 1,
     ) -> None:
-        device = _only_device(model)
+        _refuse_replicas(model)
         super().__init__(
             model,
             data_loader,
@@ -52,6 +54,7 @@ class AMPTrainer(SimpleTrainer):
             async_write_metrics,
             gradient_accumulation_steps=gradient_accumulation_steps,
         )
+        device = device_of(model)
         if precision not in (torch.float16, torch.bfloat16):
             raise ValueError(f"precision is {precision!r}; autocast computes in torch.float16 or torch.bfloat16.")
         if not torch.amp.is_autocast_available(device):
@@ -61,10 +64,14 @@ class AMPTrainer(SimpleTrainer):
                 f"grad_scaler is {grad_scaler!r}; it has to be a torch.amp.GradScaler, or None for a new one."
             )
         self.precision = precision
-        self.grad_scaler = grad_scaler or torch.amp.GradScaler(device, enabled=precision == torch.float16)
-        self.log_grad_scaler = log_grad_scaler
         self._device_type = device
+        self._scaler_is_given = grad_scaler is not None
+        self.grad_scaler = grad_scaler or self._default_scaler()
+        self.log_grad_scaler = log_grad_scaler
         self._unscaled = False
+
+    def _default_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self._device_type, enabled=self.precision == torch.float16)
 
     def _forward(self, data: Any) -> tuple[torch.Tensor, Losses]:
         with torch.autocast(self._device_type, dtype=self.precision):
@@ -82,7 +89,7 @@ class AMPTrainer(SimpleTrainer):
 
     def _update_parameters(self) -> None:
         if self.log_grad_scaler:
-            self.storage.put_scalar("[metric]grad_scaler", self.grad_scaler.get_scale())
+            get_event_storage().put_scalar("[metric]grad_scaler", self.grad_scaler.get_scale())
         for optimizer in self._optimizers():
             self.grad_scaler.step(optimizer)
         self.grad_scaler.update()
@@ -96,15 +103,15 @@ class AMPTrainer(SimpleTrainer):
         """Take the settings that were decided on at resume."""
         as_dtypes = {name: getattr(torch, value) if name == "precision" else value for name, value in values.items()}
         super().take_hyperparameters(as_dtypes)
+        if not self._scaler_is_given and self.grad_scaler.is_enabled() != (self.precision == torch.float16):
+            self.grad_scaler = self._default_scaler()  # its state is loaded once more when training begins
 
 
-def _only_device(model: torch.nn.Module) -> str:
-    """Return the type of the device that a model lies on."""
+def _refuse_replicas(model: object) -> None:
+    """TypeError for a model that is replicated over several devices by one process."""
     several = isinstance(model, DistributedDataParallel) and len(model.device_ids or [None]) > 1
     if isinstance(model, DataParallel) or several:
         raise TypeError(
             f"AMPTrainer cannot train a {type(model).__qualname__} over several devices, whose replicas would compute "
             "without autocast: use one process per device with DistributedDataParallel."
         )
-    parameter = next(model.parameters(), None)
-    return "cpu" if parameter is None else parameter.device.type

@@ -12,7 +12,11 @@ from trainerd.trainer.optimizer_state import named_optimizers
 
 def require_count(owner: str, name: str, value: Any, least: int = 1) -> None:
     """ValueError unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
         raise ValueError(f"{owner}: {name} is {value!r}; it has to be a whole number of at least {least}.")
 
 

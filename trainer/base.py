@@ -98,7 +98,9 @@ class TrainerBase:
         for hook in new:
             hook.trainer = weakref.proxy(self)
         self._hooks.extend(new)
-        self._built = None
+        if self._built is not None:
+            # Training may have moved since what was captured before; only the new hooks are to be added.
+            self._built = {**hyperparameters.capture(self, self._hooks), **self._built}
         self._find_acting_hooks()
 
     def register_rng(self, name: str, generator: generators.Generator) -> None:
@@ -300,16 +302,19 @@ class TrainerBase:
             state["generators"] = generators.capture(self._generators)
         return state
 
-    def fingerprints(self) -> dict[str, str]:
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: the whole state, and `fingerprints` by which its resume is proven."""
+        return {**self.state_dict(), "fingerprints": self.fingerprints()}
+
+    def fingerprints(self, rng: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Return hashes of the parameters, of the random streams, and of the next batch's sample ids if they are known.
 
-        Put into a saved state as `fingerprints`, they are computed again when it is put back, and the grade falls if
-        one differs. The model is read whole for it.
+        In a saved state they are computed again when it is put back, and the grade falls if one differs. The model is
+        read whole for it. `rng` are the random streams; those of this moment when left out.
         """
-        driven = self._driven()
-        owner = driven[0] if self._data is None and len(driven) == 1 else self
+        owner = self._owner_of_data()
         samples = owner._data.next_samples() if owner._data is not None else None
-        return resume_proof.fingerprints(getattr(owner, "model", None), randomness.capture(), samples)
+        return resume_proof.fingerprints(getattr(owner, "model", None), rng or randomness.capture(), samples)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, on_mismatch: str | Mapping[str, Any] | OnMismatch = "error"
@@ -340,13 +345,15 @@ class TrainerBase:
         return self._grade()[1]
 
     def _grade(self) -> tuple[Grade, str]:
-        driven = self._driven()
-        restored = self._restored
-        if self._data is None and len(driven) == 1 and driven[0]._restored is not None:
-            restored = driven[0]._restored  # the data is the inner trainer's
+        restored = self._owner_of_data()._restored or self._restored
         if restored is None:
             return "position only", f"{type(self).__qualname__} loaded no state through TrainerBase"
         return restored.grade, restored.reason
+
+    def _owner_of_data(self) -> "TrainerBase":
+        """The trainer that fetches the data: this one, or the one that it drives."""
+        driven = self._driven()
+        return driven[0] if self._data is None and len(driven) == 1 else self
 
     def _driven(self) -> list["TrainerBase"]:
         return [inner for inner in vars(self).values() if isinstance(inner, TrainerBase)]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.loader_way import Grade, name_of
 from trainerd.trainer.loader_ways import way_of
 
@@ -54,7 +55,12 @@ class DataPosition:
         return self._way.capture(self.epoch, self.batches, self._iterator)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the saved position and create the iterator; this draws random numbers, so restore those afterwards."""
+        """Go to the saved position and create the iterator; this draws random numbers, so restore those afterwards.
+
+        StateMismatch when it was saved for another kind of loader.
+        """
+        if reason := self.mismatch(state):
+            raise StateMismatch(f"The saved position does not fit: {reason}.")
         self._iterator = None
         self.epoch, self.batches = state.get("epoch", 0), state.get("batches", 0)
         self._iterator = self._way.restore(state)
@@ -69,7 +75,7 @@ class DataPosition:
 
     def mismatch(self, state: Mapping[str, Any]) -> str:
         """Say why a saved position and this loader are of different kinds; empty when they are of one."""
-        saved = next(key for key in _KINDS if key in state)
+        saved = next((key for key in _KINDS if key in state), "batches")
         if saved == self._way.key:
             return ""
         return (

@@ -16,7 +16,7 @@ def capture(model: nn.Module | None) -> dict[str, Any]:
 
     Source: "Reproducibility" in PyTorch's documentation.
     """
-    device = _device_of(model)
+    device = device_of(model)
     facts: dict[str, Any] = {
         "torch": str(torch.__version__),
         "device": device,
@@ -33,6 +33,7 @@ def capture(model: nn.Module | None) -> dict[str, Any]:
         facts |= _versions_of_cuda()
         facts["cudnn.deterministic"] = torch.backends.cudnn.deterministic
         facts["cudnn.benchmark"] = torch.backends.cudnn.benchmark
+        facts["cudnn.allow_tf32"] = torch.backends.cudnn.allow_tf32
         facts["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     return facts
 
@@ -53,10 +54,13 @@ def unrepeatable(model: nn.Module | None) -> str:
         by_inductor = getattr(context, "compiler_config", None) is not None
         if by_inductor and getattr(context, "_dynamic", None) is not False:
             return "torch.compile picks kernels by the shapes it has met; with dynamic=False it is bitwise"
+        if module._compiled_call_impl is not None:
+            return "a module compiled in place doesn't say how; torch.compile(model, dynamic=False) is bitwise"
     return ""
 
 
-def _device_of(model: nn.Module | None) -> str:
+def device_of(model: nn.Module | None) -> str:
+    """Return the type of the device that a model lies on, "cpu" for one without parameters."""
     parameter = next(model.parameters(), None) if model is not None else None
     return "cpu" if parameter is None else parameter.device.type
 

@@ -11,8 +11,8 @@ Generator = np.random.Generator | np.random.RandomState | random.Random | torch.
 
 
 def check(name: str, generator: object) -> None:
-    """TypeError for what is no generator that can be saved, and a hint if it is a seed or a module."""
-    if not isinstance(generator, Generator):
+    """TypeError for what is no generator that can be saved."""
+    if not isinstance(generator, Generator) or isinstance(generator, random.SystemRandom):
         raise TypeError(
             f"register_rng({name!r}, ...) takes a numpy.random.Generator, numpy.random.RandomState, random.Random or "
             f"torch.Generator; {type(generator).__qualname__} is none of them. The global generators are saved anyway."
@@ -45,7 +45,8 @@ def differences(generators: Mapping[str, Generator], saved: Mapping[str, Any]) -
 def _kind(generator: Generator) -> str:
     if isinstance(generator, np.random.Generator):
         return f"numpy Generator ({type(generator.bit_generator).__name__})"
-    return f"{type(generator).__module__.partition('.')[0]} {type(generator).__name__}"
+    device = f" on {generator.device.type}" if isinstance(generator, torch.Generator) else ""
+    return f"{type(generator).__module__.partition('.')[0]} {type(generator).__name__}{device}"
 
 
 def _capture(generator: Generator) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Matching:
     """Which saved state goes to which hook, and what is left over on either side, as text for the user."""
 
     pairs: list[tuple[str, HookBase, Any]]
-    left_over: list[str]
+    left_over: list[tuple[str, str]]  # the hook's key, and what is said of it
 
 
 def match(hooks: Iterable[HookBase], states: Mapping[str, Any], modules: Mapping[str, str] | None) -> Matching:
@@ -107,12 +107,12 @@ def match(hooks: Iterable[HookBase], states: Mapping[str, Any], modules: Mapping
                 pairs.append((found[0], found[1], states[key]))
         elif key in states:
             origin = f" ({module})" if module else ""
-            left_over.append(f"saved state of the hook {key}{origin} finds no such hook")
+            left_over.append((key, f"saved state of the hook {key}{origin} finds no such hook"))
     for rest in waiting.values():
         for key, hook in rest:
             # detectron2's form doesn't tell a hook that was absent from one that had nothing to save.
             if modules is not None or not _is_nothing(_state_of(key, hook)):
-                left_over.append(f"the hook {key} ({type(hook).__module__}) has no saved state")
+                left_over.append((key, f"the hook {key} ({type(hook).__module__}) has no saved state"))
     return Matching(pairs, left_over)
 
 

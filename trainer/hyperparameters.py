@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Values = dict[str, Any]
 
+SHOWN_CHARACTERS = 60
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -63,8 +65,7 @@ def differences(saved: Mapping[str, Any], code: Mapping[str, Any]) -> list[Diffe
     return [
         Difference(place, _item(place), saved[place], code[place])
         for place in code
-        # By text, so that a NaN equals itself; lists that were tuples are equal, too.
-        if place in saved and repr(_plain(saved[place])) != repr(code[place])
+        if place in saved and not _same(_plain(saved[place]), code[place])
     ]
 
 
@@ -72,7 +73,7 @@ def decide(found: Sequence[Difference], policy: OnMismatch) -> list[Decision]:
     """Apply the policy; StateMismatch, with all refused ones and both values of each, if it refuses one."""
     decisions = [Decision(difference, policy.action(difference.item)) for difference in found]
     if refused := [decision.difference for decision in decisions if decision.action == "error"]:
-        text = "; ".join(f"{one.place} (saved {one.saved!r}, code {one.code!r})" for one in refused)
+        text = "; ".join(f"{one.place} (saved {_short(one.saved)}, code {_short(one.code)})" for one in refused)
         example = refused[0].item
         raise StateMismatch(
             f"The code sets other values than the saved state was built with: {text}. Set them back, or say per item "
@@ -87,9 +88,14 @@ def table(decisions: Sequence[Decision]) -> str:
     for decision in decisions:
         found = decision.difference
         taken = "code" if decision.action == "code" else "saved"
-        rows.append((found.place, repr(found.saved), repr(found.code), taken))
+        rows.append((found.place, _short(found.saved), _short(found.code), taken))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join("  " + "  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def apply(decisions: Sequence[Decision], trainer: "TrainerBase", hooks: Sequence["HookBase"]) -> None:
@@ -141,6 +147,15 @@ def _item(place: str) -> str:
     return f"optimizer.{parts[-1]}" if root == "optimizer" else place
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Equal as numbers, so 0 is 0.0; and a NaN equals itself."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other or (one != one and other != other))
+
+
 _NOT_PLAIN = object()
 
 
@@ -150,4 +165,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = [_plain(item) for item in value]
         return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
+    if isinstance(value, Mapping):
+        pairs = {str(key): _plain(item) for key, item in value.items()}
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in pairs.values()) else pairs
     return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN

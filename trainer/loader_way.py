@@ -51,6 +51,11 @@ def has_state(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
+def has_ended(iterator: Any) -> bool:
+    """Say whether an iterator of a DataLoader without processes is at its stream's end; torch keeps that private."""
+    return bool(getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False))
+
+
 def give(taker: Any, what: str, state: Any) -> None:
     """Let an object load its state; StateMismatch, with its own error in words, when it refuses."""
     try:

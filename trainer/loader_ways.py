@@ -8,7 +8,18 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainerd.trainer import loader_samplers, randomness
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.infinite_sampler import InfiniteSampler
-from trainerd.trainer.loader_way import OWN_SEEDS, Grade, Way, give, has_state, name_of, no_promise, promise, refused
+from trainerd.trainer.loader_way import (
+    OWN_SEEDS,
+    Grade,
+    Way,
+    give,
+    has_ended,
+    has_state,
+    name_of,
+    no_promise,
+    promise,
+    refused,
+)
 from trainerd.trainer.torchdata_way import TorchdataState, is_torchdatas, restores_order
 
 
@@ -134,7 +145,7 @@ class DatasetState(Way):
             "batches": batches,
             "begun": iterator is not None,
             # An incomplete last batch was made by reaching the end, which the dataset may take for a new beginning.
-            "ended": bool(getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False)),
+            "ended": has_ended(iterator),
             "settings": loader_samplers.settings(self._loader),
         }
 

@@ -6,14 +6,10 @@ from typing import Any, Literal, get_args
 
 Action = Literal["error", "warn", "saved", "code"]
 
-ITEMS = {
-    "optimizer": "options such as optimizer.lr",
-    "hooks": "hooks that exist on one side only, and settings such as hooks.LRScheduler.T_max",
-    "trainer": "settings such as trainer.gradient_accumulation_steps",
-    "entries": "whole entries that exist on one side only: model, optimizer, data, grad_scaler, random generators",
-    "environment": 'software and switches that decide over bits; "warn" unless it is named itself',
-    "default": "all that is not named",
-}
+# Options such as optimizer.lr; hooks on one side only and settings such as hooks.LRScheduler.T_max; settings such as
+# trainer.precision; entries on one side only; software and switches that decide over bits; all that is not named.
+ITEMS = ("optimizer", "hooks", "trainer", "entries", "environment", "default")
+WHOLE = ("entries", "environment", "default")
 
 
 @dataclass(frozen=True)
@@ -42,6 +38,8 @@ class OnMismatch:
         for item, action in table.items():
             if item.partition(".")[0] not in ITEMS:
                 raise ValueError(f"on_mismatch knows no item {item!r}; there are {', '.join(ITEMS)}")
+            if "." in item and item.partition(".")[0] in WHOLE:
+                raise ValueError(f"on_mismatch decides about {item.partition('.')[0]} as a whole, not about {item!r}")
             if action not in get_args(Action):
                 what = "on_mismatch" if item == "default" else f"on_mismatch for {item}"
                 raise ValueError(f'{what} is "error", "warn", "saved" or "code", not {action!r}')

@@ -47,8 +47,9 @@ def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -
     """
     _require_state(state)
     parts = trainer._parts()
-    _tell_missing(parts.missing_entries(state), policy.action("entries"), type(trainer).__qualname__)
-    _tell_missing(parts.missing_hooks(state), policy.action("hooks"), type(trainer).__qualname__)
+    missing = [("entries", text) for text in parts.missing_entries(state)]
+    missing += [(f"hooks.{key}", text) for key, text in parts.missing_hooks(state)]
+    _tell_missing(missing, policy, type(trainer).__qualname__)
     changed = _changed_environment(trainer, state, policy)
     found = hyperparameters.differences(state.get("hyperparameters", {}), trainer._as_built())
     decisions = tuple(hyperparameters.decide(found, policy))
@@ -64,8 +65,8 @@ def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -
         logger.warning("the state is in detectron2's form: its optimizer is matched by position, not by name")
     grade, reason = parts.grade(state, type(trainer).__qualname__)
     restored = Restored(state, grade, reason, decisions)
-    if missing := train_state.left_out(trainer, trainer._hooks):
-        restored = restored.capped("position only", f"{', '.join(missing)} of the trainer was not saved")
+    if left_out := train_state.left_out(trainer, trainer._hooks):
+        restored = restored.capped("position only", f"{', '.join(left_out)} of the trainer was not saved")
     if any(decision.action == "code" for decision in decisions):
         restored = restored.capped("same data", "settings of the code were taken in place of saved ones")
     restored = restored.capped("same data", environment.unrepeatable(getattr(trainer, "model", None)))
@@ -78,13 +79,18 @@ def _require_state(state: Any) -> None:
         raise StateMismatch(f"This is no state of a trainer, whose keys include `iteration`: {found}.")
 
 
-def _tell_missing(missing: list[str], action: str, trainer_name: str) -> None:
-    if not missing:
-        return
-    text = f"The saved state and this {trainer_name} differ: {'; '.join(missing)}."
-    if action in ("error", "saved"):
-        raise StateMismatch(f'{text} Bring that code back, or go on without with on_mismatch="warn".')
-    logger.warning("%s What has no counterpart is ignored, what has no saved state starts afresh.", text)
+def _tell_missing(missing: list[tuple[str, str]], policy: OnMismatch, trainer_name: str) -> None:
+    refused = [(item, text) for item, text in missing if policy.action(item) in ("error", "saved")]
+    if refused:
+        text = "; ".join(text for _, text in refused)
+        raise StateMismatch(
+            f"The saved state and this {trainer_name} differ: {text}. Bring that code back, or go on without it: "
+            f"on_mismatch {refused[0][0].partition('.')[0]}=warn."
+        )
+    if missing:
+        text = "; ".join(text for _, text in missing)
+        note = "What has no counterpart is ignored, what has no saved state starts afresh."
+        logger.warning("The saved state and this %s differ: %s. %s", trainer_name, text, note)
 
 
 def _changed_environment(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -> list[str]:
@@ -93,7 +99,7 @@ def _changed_environment(trainer: "TrainerBase", state: Mapping[str, Any], polic
     if changed:
         text = f"What decides over bits has changed since the state was saved: {'; '.join(changed)}."
         if policy.action("environment") == "error":
-            raise StateMismatch(f"{text} Go back, or accept other bits with on_mismatch = {{ environment = 'warn' }}.")
+            raise StateMismatch(f"{text} Go back, or accept other bits with on_mismatch environment=warn.")
         logger.warning("%s", text)
     return changed
 
@@ -142,7 +148,14 @@ def _put_objects_back(trainer: "TrainerBase", restored: Restored) -> None:
 def _proven(trainer: "TrainerBase", restored: Restored) -> Restored:
     if "fingerprints" not in restored.state:
         return restored
-    broken = resume_proof.broken(restored.state["fingerprints"], trainer.fingerprints())
+    rng = randomness.capture()
+    saved = restored.state.get("rng", rng)
+    # Streams of devices that there were not are none of this resume's; of fewer, the grade has spoken already.
+    rng["torch_cuda"] = rng["torch_cuda"][: len(saved["torch_cuda"])]
+    now = trainer.fingerprints(rng)
+    if len(rng["torch_cuda"]) < len(saved["torch_cuda"]):
+        now.pop("rng")
+    broken = resume_proof.broken(restored.state["fingerprints"], now)
     if not broken:
         return restored
     logger.warning("the proof of this resume fails: %s", "; ".join(broken.values()))

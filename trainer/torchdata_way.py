@@ -7,7 +7,18 @@ from typing import Any
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from trainerd.trainer import loader_samplers, randomness
-from trainerd.trainer.loader_way import OWN_SEEDS, Grade, Way, give, has_state, name_of, no_promise, promise, refused
+from trainerd.trainer.loader_way import (
+    OWN_SEEDS,
+    Grade,
+    Way,
+    give,
+    has_ended,
+    has_state,
+    name_of,
+    no_promise,
+    promise,
+    refused,
+)
 
 
 def is_torchdatas(loader: Any) -> bool:
@@ -85,7 +96,7 @@ class TorchdataState(Way):
         if "epoch_began_with" in state:
             randomness.restore(state["epoch_began_with"])
         iterator: Iterator[Any] = self._iterate()
-        if not self._loader.num_workers and self._is_stream and _has_ended(iterator):
+        if not self._loader.num_workers and self._is_stream and has_ended(iterator):
             iterator = self._at_the_end(iterator, state)
         # Once more: creating the iterator has drawn from the generators.
         loader_samplers.restore(self._loader, state.get("samplers", {}))
@@ -134,7 +145,3 @@ class TorchdataState(Way):
                 "to its beginning by itself repeats what a process has read to the end"
             )
         return "same data", no_promise(dataset)
-
-
-def _has_ended(iterator: Any) -> bool:
-    return bool(getattr(getattr(iterator, "_dataset_fetcher", None), "ended", False))

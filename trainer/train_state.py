@@ -3,8 +3,9 @@
 Whole means: `iteration` and `step`, `model` with `model_versions` and `model_modes`, `gradients` if an iteration of the
 user's own may need them again, `optimizer` (of several, each by its name), `grad_scaler`, `hooks` with `hook_modules`,
 `events`, `late_metrics`, `data`, `rng`, `generators`, and what to hold against the code at resume: `hyperparameters`
-and `environment`. A trainer that lacks one of these lacks the entry. A state without `events` was taken before any
-training began; one without `step` is in detectron2's form, whose `iteration` is the finished one.
+and `environment`; a checkpoint adds `fingerprints`. A trainer that lacks one of these lacks the entry. A state without
+`events` was taken before any training began; one without `step` is in detectron2's form, whose `iteration` is the
+finished one.
 """
 
 import logging
@@ -124,8 +125,8 @@ class Parts:
             told += filter(None, [self.data.mismatch(state["data"])])
         return told
 
-    def missing_hooks(self, state: Mapping[str, Any]) -> list[str]:
-        """Name the hooks whose state exists on one side only."""
+    def missing_hooks(self, state: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the keys of hooks whose state exists on one side only, each with what is said of it."""
         return self._matching(state).left_over
 
     def load(self, state: Mapping[str, Any], *, last: bool = False) -> None:

@@ -7,7 +7,7 @@ import torch
 from support.trainers import Net, StopAt, assert_same, batches, seed, through_a_file
 
 from trainerd.trainer.amp import AMPTrainer
-from trainerd.trainer.base import HookBase
+from trainerd.trainer.base import HookBase, TrainerBase
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.simple import SimpleTrainer
 
@@ -138,3 +138,32 @@ def test_a_state_of_another_precision_is_taken_silently() -> None:
     simple.train(0, 2)
     with pytest.raises(StateMismatch, match="the grad_scaler has no saved state"):
         build().load_state_dict(through_a_file(simple.state_dict()))
+
+
+def test_float16_trains_unscaled_after_a_resume() -> None:
+    """Taking the saved precision takes a scaler that scales, with the saved scale; one that was handed in stays."""
+    half = build(growth=2)
+    half.train(0, 3)
+    state = through_a_file(half.state_dict())
+    resumed = build(torch.bfloat16)
+    resumed.load_state_dict(state, on_mismatch="saved")
+    resumed.train(3, 3)
+    assert resumed.grad_scaler.is_enabled()
+    assert resumed.grad_scaler.get_scale() == half.grad_scaler.get_scale()
+
+
+def test_a_driven_trainer_cannot_log_its_scale() -> None:
+    """The scale goes where metrics go, into the open storage."""
+
+    class Outer(TrainerBase):
+        def __init__(self) -> None:
+            super().__init__()
+            self._trainer = build(torch.bfloat16, log_grad_scaler=True)
+
+        def run_step(self) -> None:
+            self._trainer.iter = self.iter
+            self._trainer.run_step()
+
+    outer = Outer()
+    outer.train(0, 2)
+    assert len(outer.storage.history("[metric]grad_scaler").values()) == 2

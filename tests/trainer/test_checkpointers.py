@@ -8,6 +8,7 @@ import torch
 from support.trainers import Net, StopAt, batches, seed, through_a_file
 
 from trainerd.checkpoint import CheckpointStore, Keep, RunOwner, open_storage
+from trainerd.trainer import hooks
 from trainerd.trainer.base import HookBase
 from trainerd.trainer.hooks import BestCheckpointer, PeriodicCheckpointer
 from trainerd.trainer.simple import SimpleTrainer
@@ -203,3 +204,52 @@ def test_what_cannot_save_is_noticed_at_the_first_save() -> None:
     """A checkpointer without `save` is refused, by its type."""
     with pytest.raises(TypeError, match="PosixPath is none of these"):
         PeriodicCheckpointer(pathlib.Path("x"), 5)  # type: ignore[arg-type]
+
+
+class StopAtStep(HookBase):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self) -> None:
+        if self.trainer.iter + 1 == self.step:
+            self.trainer.stop_early("enough")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_early_end_is_not_saved(tmp_path: pathlib.Path, first: bool) -> None:
+    """It is an end: the last save, look at the metric and evaluation happen, in whatever order of hooks."""
+    checkpointer = Fvcore(tmp_path)
+    model = Net()
+    evaluations: list[int] = []
+    saving = [
+        hooks.EvalHook(0, lambda: evaluations.append(1) or {"score": 1.0}),
+        PeriodicCheckpointer(checkpointer, 5),
+        BestCheckpointer(0, checkpointer, "score"),
+        hooks.PreciseBN(0, model, batches(), 1),
+    ]
+    stop = [StopAtStep(7)]
+    seed(1)
+    trainer = SimpleTrainer(model, batches(), torch.optim.SGD(model.parameters(), lr=0.05))
+    trainer.register_hooks([*stop, *saving] if first else [*saving, *stop])
+    checkpointer.trainer = trainer
+    trainer.train(0, 100)
+    assert [name for name, _, _ in checkpointer.saved] == ["model_0000004", "model_final", "model_best"]
+    assert evaluations == [1]
+    final = checkpointer.saved[1][2]
+    assert final["events"]["latest"]["score"] == [1.0, 6]
+    assert final["hooks"]["BestCheckpointer"]["best_step"] == 7
+
+
+def test_files_of_others_are_deleted(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """max_to_keep needs to know the folder; a max_iter before the trainer's gives one last file, not many."""
+    for target in (None, owned(tmp_path / "run")[1], type("Saver", (), {"save": lambda self, name, **extra: None})()):
+        with pytest.raises(TypeError, match="max_to_keep deletes files in the checkpointer's save_dir"):
+            PeriodicCheckpointer(target, 5, max_to_keep=1)
+    checkpointer = Fvcore(tmp_path)
+    trainer = build(PeriodicCheckpointer(checkpointer, 100, max_iter=3))
+    checkpointer.trainer = trainer
+    trainer.train(0, 6)
+    assert [(name, extra["iteration"]) for name, extra, _ in checkpointer.saved] == [
+        ("model_final", 2),
+        ("model_final", 5),
+    ]

@@ -460,3 +460,19 @@ def test_a_plateau_is_stepped_without_news() -> None:
         assert_same(through_a_file(resumed.state_dict()), through_a_file(expected.state_dict()))
     with pytest.raises(TypeError, match="name the scalar"):
         hooks.LRScheduler(torch.optim.lr_scheduler.ReduceLROnPlateau(expected.optimizer))
+
+
+def test_other_buffers_move_with_the_statistics() -> None:
+    """Modules that change buffers in training mode, such as spectral_norm, are put back; a foreign position is none."""
+    seed(1)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), nn.BatchNorm1d(3))
+    trainer = build()
+    hook = hooks.PreciseBN(0, model, batches(), 2)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    hook.trainer = trainer
+    hook.update_stats()
+    changed = {name for name, value in model.named_buffers() if not torch.equal(value, before[name])}
+    assert changed == {"1.running_mean", "1.running_var"}
+    other = hooks.PreciseBN(0, model, ResumableLoader(torch.randn(8, 4), 2), 2)
+    with pytest.raises(StateMismatch, match="the data loader that was saved gave no state of its own"):
+        other.load_state_dict(hook.state_dict())

@@ -8,6 +8,7 @@ import torch
 from support.trainers import Net, batches, seed, through_a_file
 from torch.optim import lr_scheduler
 
+from trainerd.trainer import hooks
 from trainerd.trainer.base import HookBase
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.hooks import LRScheduler
@@ -223,3 +224,80 @@ def test_changed_switches_go_unnoticed(caplog: Any) -> None:
             refused.load_state_dict(state, on_mismatch={"environment": "error"})
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_what_a_scheduler_has_computed_stays_behind() -> None:
+    """OneCycleLR and SequentialLR follow what they computed when they were built; the code's choice changes that."""
+
+    def one_cycle(total: int) -> Any:
+        return lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=total, cycle_momentum=False)
+
+    state = saved_after(build(scheduler=one_cycle(10)), 4)
+    longer = build(scheduler=one_cycle(20))
+    longer.load_state_dict(state, on_mismatch={"hooks": "code"})
+    expected = rates(build(scheduler=one_cycle(20)), 0, 12)
+    # The rate of the next step is computed when a step ends, so that one is still the saved schedule's.
+    assert rates(longer, 4, 12)[1:] == pytest.approx(expected[5:])
+
+    def chain(milestone: int) -> Any:
+        return lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.ConstantLR(o, 0.5, 99), lr_scheduler.StepLR(o, 2, 0.5)], milestones=[milestone]
+        )
+
+    state = saved_after(build(scheduler=chain(6)), 4)
+    with pytest.raises(StateMismatch, match=r"hooks\.LRScheduler\._milestones \(saved \[6\], code \[12\]\)"):
+        build(scheduler=chain(12)).load_state_dict(state)
+
+
+def test_the_same_number_is_told_as_a_change() -> None:
+    """0 and 0.0 are one value, and so is a NaN with itself."""
+
+    def make(decay: float, scale: float) -> SimpleTrainer:
+        seed(1)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1, weight_decay=decay)
+        trainer = SimpleTrainer(model, batches(), optimizer)
+        trainer.register_hooks([Noise(scale)])
+        return trainer
+
+    state = through_a_file(make(0, float("nan")).state_dict())
+    make(0.0, float("nan")).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="weight_decay"):
+        make(0.1, float("nan")).load_state_dict(state)
+
+
+def test_hooks_that_come_later_make_moved_options_look_built() -> None:
+    """Registering a hook after a training adds its settings, and leaves what was captured before."""
+
+    def make() -> SimpleTrainer:
+        seed(1)
+        model = Net()
+        trainer = SimpleTrainer(model, batches(), torch.optim.SGD(model.parameters(), lr=0.1))
+        trainer.register_hooks([hooks.CallbackHook(after_step=lower)])
+        return trainer
+
+    def lower(trainer: Any) -> None:
+        trainer.optimizer.param_groups[0]["lr"] *= 0.5
+
+    trainer = make()
+    trainer.train(0, 2)
+    trainer.register_hooks([Noise(0.5)])
+    trainer.train(2, 3)
+    state = through_a_file(trainer.state_dict())
+    resumed = make()
+    resumed.register_hooks([Noise(0.5)])
+    resumed.load_state_dict(state)
+    assert state["hyperparameters"]["optimizer.param_groups.0.lr"] == 0.1
+    assert "hooks.Noise.scale" in state["hyperparameters"]
+
+
+def test_one_missing_hook_is_forgiven_and_no_other() -> None:
+    """A hook's own name decides about it; what is decided as a whole takes no longer names."""
+    state = saved_after(build(), 2)
+    model = Net()
+    bare = SimpleTrainer(model, batches(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    with pytest.raises(StateMismatch, match="on_mismatch hooks=warn"):
+        bare.load_state_dict(state, on_mismatch={"hooks.Other": "warn"})
+    bare.load_state_dict(state, on_mismatch={"hooks.LRScheduler": "warn"})
+    with pytest.raises(ValueError, match=r"decides about entries as a whole, not about 'entries\.model'"):
+        OnMismatch.of({"entries": {"model": "warn"}})

@@ -1,5 +1,6 @@
 """The proof of a resume: what comes next is fingerprinted when it is saved, and again when it is put back."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from support.trainers import Net, seed, through_a_file
 
+from trainerd.trainer import randomness
 from trainerd.trainer.base import HookBase
 from trainerd.trainer.data import ResumableLoader
 from trainerd.trainer.simple import SimpleTrainer
@@ -152,3 +154,20 @@ def test_a_generator_of_another_kind_is_passed_over() -> None:
     other.register_rng("noise", np.random.RandomState(0))
     with pytest.raises(ValueError, match=r"'noise' was a numpy Generator \(PCG64\) and is a numpy RandomState"):
         other.load_state_dict(state)
+
+
+def test_a_second_device_breaks_the_proof(monkeypatch: Any) -> None:
+    """Streams of devices that were not there when it was saved are none of the resume's. A stream stands in for one."""
+    state = saved_after(3)
+    real = randomness.capture
+    monkeypatch.setattr(randomness, "capture", lambda: {**real(), "torch_cuda": [torch.zeros(16, dtype=torch.uint8)]})
+    resumed = build()
+    resumed.load_state_dict(state)
+    resumed.train(3, 4)
+    assert resumed.restored_grade == "bitwise"
+
+
+def test_a_generator_without_state_fails_at_the_first_save() -> None:
+    """SystemRandom draws from the machine, and cannot be brought back."""
+    with pytest.raises(TypeError, match="SystemRandom is none of them"):
+        build().register_rng("noise", random.SystemRandom())

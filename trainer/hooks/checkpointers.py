@@ -51,9 +51,15 @@ class PeriodicCheckpointer(HookBase):
         file_prefix: str = "model",
     ) -> None:
         require_count("PeriodicCheckpointer", "period", period)
+        self._checkpointer = _accepted(checkpointer)
         if max_to_keep is not None:
             require_count("PeriodicCheckpointer", "max_to_keep", max_to_keep)
-        self._checkpointer = _accepted(checkpointer)
+            if not hasattr(checkpointer, "save_dir"):
+                raise TypeError(
+                    "PeriodicCheckpointer: max_to_keep deletes files in the checkpointer's save_dir, and "
+                    f"{type(checkpointer).__qualname__} has none. A CheckpointStore and a job have rules of their own: "
+                    "Keep, checkpoint.keep."
+                )
         self._period = period
         self._max_iter = max_iter
         self._max_to_keep = max_to_keep
@@ -66,21 +72,26 @@ class PeriodicCheckpointer(HookBase):
             _warn_if_alone(self)
 
     def after_step(self) -> None:
-        """Ask for a save if one is due."""
-        done = self.trainer.iter + 1
-        if done % self._period == 0 or done >= (self._max_iter or self.trainer.max_iter):
-            _ask_for_save(self.trainer, self._checkpointer, self._save)
+        """Ask for a save, if one is due, when all hooks are done: one of them may end the training here."""
+        self.trainer.at_step_end(self._ask)
+
+    def _ask(self, trainer: "TrainerBase") -> None:
+        if trainer.step % self._period == 0 or self._is_last(trainer):
+            _ask_for_save(trainer, self._checkpointer, self._save)
+
+    def _is_last(self, trainer: "TrainerBase") -> bool:
+        return trainer.step in (trainer.max_iter, self._max_iter)
 
     def _save(self, checkpointer: Checkpointer) -> None:
         iteration = self.trainer.iter
-        last = iteration + 1 >= (self._max_iter or self.trainer.max_iter)
+        last = self._is_last(self.trainer)
         name = f"{self._file_prefix}_final" if last else f"{self._file_prefix}_{iteration:07d}"
         if self._max_to_keep is not None and not last:
             self._recent.append(name)  # before the save, whose file then knows of itself
         with self.trainer.phase("save"):
             checkpointer.save(name, iteration=iteration)
         while self._max_to_keep is not None and len(self._recent) > self._max_to_keep:
-            self._delete(getattr(checkpointer, "save_dir", ""), self._recent.pop(0))
+            self._delete(checkpointer.save_dir, self._recent.pop(0))  # type: ignore[attr-defined]
 
     def _delete(self, folder: str, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -143,11 +154,13 @@ class BestCheckpointer(HookBase):
             _warn_if_alone(self)
 
     def after_step(self) -> None:
-        """Look at the metric if it is time to, and ask for a save if it is the best."""
-        done = self.trainer.iter + 1
-        due = done >= self.trainer.max_iter or (self._period > 0 and done % self._period == 0)
+        """Look at the metric, if it is time to, when all hooks are done, and ask for a save if it is the best."""
+        self.trainer.at_step_end(self._look)
+
+    def _look(self, trainer: "TrainerBase") -> None:
+        due = trainer.step >= trainer.max_iter or (self._period > 0 and trainer.step % self._period == 0)
         if due and self._is_best():
-            _ask_for_save(self.trainer, self._checkpointer, self._save)
+            _ask_for_save(trainer, self._checkpointer, self._save)
 
     def _is_best(self) -> bool:
         value, iteration = self.trainer.storage.latest().get(self._metric, (math.nan, self._seen))
@@ -203,8 +216,7 @@ class _SaveInStore:
 
     def __call__(self, trainer: "TrainerBase") -> None:
         with trainer.phase("save"):
-            state = {**trainer.state_dict(), "fingerprints": trainer.fingerprints()}
-            self.store.save(trainer.step, state, pinned=trainer.pinned_steps())
+            self.store.save(trainer.step, trainer.checkpoint_state(), pinned=trainer.pinned_steps())
 
 
 def _ask_for_save(trainer: "TrainerBase", target: Target, save: Callable[[Checkpointer], None]) -> None:

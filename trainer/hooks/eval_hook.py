@@ -1,10 +1,13 @@
 """An evaluation every so many iterations."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainerd.trainer.arguments import require_count
 from trainerd.trainer.hook_base import HookBase
+
+if TYPE_CHECKING:
+    from trainerd.trainer.base import TrainerBase
 
 
 class EvalHook(HookBase):
@@ -34,9 +37,16 @@ class EvalHook(HookBase):
     def after_step(self) -> None:
         """Evaluate if it is time to."""
         done = self.trainer.iter + 1
-        last = done >= self.trainer.max_iter or bool(self.trainer.stopped_early)
+        last = done >= self.trainer.max_iter
         if (last and self._after_train) or (not last and self._period > 0 and done % self._period == 0):
             self._evaluate(done)
+        else:
+            self.trainer.at_step_end(self._evaluate_early_end)
+
+    def _evaluate_early_end(self, trainer: "TrainerBase") -> None:
+        """Evaluate if a hook has ended the training in this step, so that the result is in the last state."""
+        if trainer.stopped_early and self._after_train:
+            self._evaluate(trainer.step)
 
     def after_train(self) -> None:
         """Evaluate a training that has reached its end some other way than through a step of this call."""

@@ -10,6 +10,8 @@ from trainerd.trainer.hook_base import HookBase
 
 # What a scheduler's state holds beside its settings: where it stands.
 _PROGRESS = {"last_epoch", "verbose", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "base_lrs"}
+# What schedulers compute from their arguments when they are built, and follow instead of them.
+_COMPUTED = {"_milestones", "_schedule_phases", "_anneal_func_type"}
 
 
 class LRScheduler(HookBase):
@@ -120,7 +122,8 @@ class LRScheduler(HookBase):
 
 
 def _settings(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found = {prefix + name: value for name, value in state.items() if name not in _PROGRESS and name[0] != "_"}
+    public = {name for name in state if name[0] != "_"} - _PROGRESS
+    found = {prefix + name: value for name, value in state.items() if name in public | _COMPUTED}
     for name, value in found.items():
         if isinstance(value, Counter):
             found[name] = sorted(value.elements())

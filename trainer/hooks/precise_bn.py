@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from trainerd.trainer import randomness
 from trainerd.trainer.arguments import require_count
 from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.hook_base import HookBase
+
+if TYPE_CHECKING:
+    from trainerd.trainer.base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +48,12 @@ class PreciseBN(HookBase):
         self.num_iter = num_iter
 
     def after_step(self) -> None:
-        """Compute the statistics if it is time to."""
-        done = self.trainer.iter + 1
-        if done >= self.trainer.max_iter or (self._period > 0 and done % self._period == 0):
-            with self.trainer.phase("statistics"):
+        """Compute the statistics, if it is time to, when all hooks are done: one of them may end the training here."""
+        self.trainer.at_step_end(self._compute)
+
+    def _compute(self, trainer: "TrainerBase") -> None:
+        if trainer.step >= trainer.max_iter or (self._period > 0 and trainer.step % self._period == 0):
+            with trainer.phase("statistics"):
                 self.update_stats()
 
     def update_stats(self) -> None:
@@ -59,7 +64,7 @@ class PreciseBN(HookBase):
             return
         sums = {layer: _Sums.of(layer) for layer in layers}
         streams = randomness.capture_raw()
-        with torch.no_grad(), _observed(sums):
+        with torch.no_grad(), _observed(self._model, sums):
             for _ in range(self.num_iter):
                 self._model(next(self._data))
         randomness.restore_raw(streams)
@@ -111,9 +116,9 @@ def _has_statistics(layer: Any) -> bool:
 
 
 @contextmanager
-def _observed(sums: Mapping[Any, _Sums]) -> Iterator[None]:
-    """See what goes into the layers, and keep their own statistics, and all other buffers, as they are."""
-    kept = {id(layer): [buffer.clone() for buffer in layer.buffers()] for layer in sums}
+def _observed(model: nn.Module, sums: Mapping[Any, _Sums]) -> Iterator[None]:
+    """See what goes into the layers, and keep every buffer of the model as it is."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     handles = [
         layer.register_forward_hook(lambda _layer, inputs, _output, found=found: found.see(inputs[0]))
         for layer, found in sums.items()
@@ -123,6 +128,5 @@ def _observed(sums: Mapping[Any, _Sums]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        for layer in sums:
-            for buffer, value in zip(layer.buffers(), kept[id(layer)], strict=True):
-                buffer.copy_(value)
+        for buffer, value in kept:
+            buffer.copy_(value)
