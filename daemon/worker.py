@@ -132,7 +132,8 @@ def _load(trainer: "TrainerBase", state: object, step: int, job: Job) -> None:
     except Exception as error:
         raise JobError(
             f'the checkpoint of step {step} in {job.dir} does not fit the trainer that "{job.target}" builds'
-            f"{at(error)}: {one_paragraph(error)}. Bring back the code that saved it, or start anew with --fresh or another --dir."
+            f"{at(error)}: {one_paragraph(error)}. Bring back the code that saved it, or start anew with --fresh or "
+            "another --dir."
         ) from error
 
 

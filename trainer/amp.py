@@ -1,6 +1,6 @@
 """The usual step in automatic mixed precision, on any device that autocast knows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -79,6 +79,13 @@ class AMPTrainer(SimpleTrainer):
 
     def _backward(self, losses: torch.Tensor) -> None:
         self.grad_scaler.scale(losses).backward()  # type: ignore[no-untyped-call]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], **options: Any) -> None:
+        """Load a state as SimpleTrainer does; a step that failed half-way is forgotten."""
+        super().load_state_dict(state_dict, **options)
+        self._unscaled = False
+        # What the scaler remembers of a step until its `update`, which did not come.
+        getattr(self.grad_scaler, "_per_optimizer_states", {}).clear()
 
     def unscale_gradients(self) -> None:
         """Divide the gradients by the scale; further calls in the same iteration do nothing."""

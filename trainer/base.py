@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainerd.trainer import (
     arguments,
     environment,
@@ -73,6 +75,7 @@ class TrainerBase:
         self._step = 0
         self._state_step = 0
         self._training = False
+        self._mid_step = False
         self._data: DataPosition | None = None
         self._generators: dict[str, generators.Generator] = {}
         self._at_step_end: list[Callable[[TrainerBase], object]] = []
@@ -95,6 +98,10 @@ class TrainerBase:
             if not isinstance(hook, HookBase):
                 raise TypeError(f"A hook derives from HookBase; {type(hook).__qualname__} does not.")
             hook_state.check_hook(hook)
+            if any(hook is other for other in self._hooks) or sum(hook is other for other in new) > 1:
+                raise ValueError(
+                    f"The hook {type(hook).__qualname__} is registered already: it would do everything twice."
+                )
         for hook in new:
             hook.trainer = weakref.proxy(self)
         self._hooks.extend(new)
@@ -181,7 +188,9 @@ class TrainerBase:
         while self._step < self.max_iter:
             self.iter = self._step
             self.before_step()
+            self._mid_step = True
             self.run_step()
+            self._mid_step = False
             self._state_step = self.iter + 1
             self.after_step()
             self._step = self._state_step
@@ -298,6 +307,8 @@ class TrainerBase:
         if self._data is not None:
             state["data"] = self._data.state_dict()
         state["rng"] = randomness.capture()
+        if self._mid_step:
+            state["mid_step"] = True  # interrupted, or asked in between: a batch is used and its update may not be done
         if self._generators:
             state["generators"] = generators.capture(self._generators)
         return state
@@ -333,6 +344,7 @@ class TrainerBase:
         self._waiting = self._restored = resuming.load(self, state_dict, policy)
         self.iter = state_dict["iteration"]
         self._step = self._state_step = self._waiting.step
+        self._mid_step = False
 
     @property
     def restored_grade(self) -> Grade:
@@ -359,8 +371,14 @@ class TrainerBase:
         return [inner for inner in vars(self).values() if isinstance(inner, TrainerBase)]
 
     def _parts(self) -> Parts:
+        model = getattr(self, "model", None)
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(
+                f"{type(self).__qualname__}.model is {arguments.described(model)}, and has to be a torch.nn.Module; "
+                "several models go into one torch.nn.ModuleDict."
+            )
         return Parts(
-            getattr(self, "model", None),
+            model,
             getattr(self, "optimizer", None),
             getattr(self, "grad_scaler", None),
             self._hooks,

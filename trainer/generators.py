@@ -52,6 +52,8 @@ def _kind(generator: Generator) -> str:
 def _capture(generator: Generator) -> dict[str, Any]:
     if isinstance(generator, np.random.Generator):
         state = _plain(generator.bit_generator.state)
+        # How many children `spawn` has made: the next one is another.
+        state["children"] = getattr(generator.bit_generator.seed_seq, "n_children_spawned", 0)
     elif isinstance(generator, np.random.RandomState):
         state = _plain(generator.get_state(legacy=False))
     elif isinstance(generator, torch.Generator):
@@ -67,7 +69,11 @@ def _restore(generator: Generator, saved: Mapping[str, Any]) -> None:
     if saved["kind"] != _kind(generator):
         return
     if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = _from_plain(state)
+        seeds: Any = generator.bit_generator.seed_seq
+        missing = state.get("children", 0) - getattr(seeds, "n_children_spawned", 0)
+        if missing > 0:
+            seeds.spawn(missing)
+        generator.bit_generator.state = _from_plain({key: value for key, value in state.items() if key != "children"})
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_from_plain(state))
     elif isinstance(generator, torch.Generator):

@@ -50,3 +50,6 @@ class HookBase:
         """Take the settings that were decided on, of those that differed; called after each `load_state_dict`."""
         for name, value in values.items():
             setattr(self, name, value)
+
+    def take_rates(self) -> None:
+        """Note that the code's learning rates were put into the optimizers in place of the saved ones."""

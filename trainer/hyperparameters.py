@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainerd.trainer import hook_state
+from trainerd.trainer.arguments import without_numpy
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.mismatch import Action, OnMismatch
 from trainerd.trainer.optimizer_state import named_optimizers
@@ -53,6 +54,8 @@ def capture(trainer: "TrainerBase", hooks: Sequence["HookBase"]) -> Values:
         options = {**group, "lr": group.get("initial_lr", group["lr"])} if "lr" in group else group
         skipped = ("params", "param_names", "initial_lr")
         values |= {f"{prefix}.{name}": value for name, value in options.items() if name not in skipped}
+    for name, one in named_optimizers(getattr(trainer, "optimizer", None)).items():
+        values[".".join(filter(None, ("optimizer", name, "class")))] = type(one).__qualname__
     for key, hook in hook_state.numbered(hooks).items():
         values |= {f"hooks.{key}.{name}": value for name, value in hook.hyperparameters().items()}
     values |= {f"trainer.{name}": value for name, value in trainer.hyperparameters().items()}
@@ -116,9 +119,14 @@ def apply(decisions: Sequence[Decision], trainer: "TrainerBase", hooks: Sequence
             group[name].fill_(value)
         else:
             group[name] = value
+    new_rates = any(decision.difference.item == "optimizer.lr" for decision in decisions if decision.action == "code")
     for key, hook in hook_state.numbered(hooks).items():
-        hook.take_hyperparameters(_below(f"hooks.{key}.", chosen))
-    trainer.take_hyperparameters(_below("trainer.", chosen))
+        if values := _below(f"hooks.{key}.", chosen):
+            hook.take_hyperparameters(values)
+        if new_rates:
+            hook.take_rates()
+    if values := _below("trainer.", chosen):
+        trainer.take_hyperparameters(values)
 
 
 def _below(prefix: str, chosen: Mapping[str, Decision]) -> Values:
@@ -160,6 +168,7 @@ _NOT_PLAIN = object()
 
 
 def _plain(value: Any) -> Any:
+    value = without_numpy(value)
     if isinstance(value, torch.Tensor):
         return value.item() if value.numel() == 1 else _NOT_PLAIN
     if isinstance(value, list | tuple):

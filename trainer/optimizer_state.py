@@ -5,6 +5,7 @@ from copy import deepcopy
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -47,9 +48,18 @@ def _own_name(group: Mapping[str, Any], place: int) -> str | None:
 def capture(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """Return torch's own state_dict, with `param_names` in every group; tensors are the live ones."""
     state = optimizer.state_dict()
-    for group, named in zip(state["param_groups"], group_names(optimizer, names), strict=True):
-        group["param_names"] = named
+    state["param_groups"] = [
+        {**{option: _without_numpy(value) for option, value in group.items()}, "param_names": named}
+        for group, named in zip(state["param_groups"], group_names(optimizer, names), strict=True)
+    ]
     return state
+
+
+def _without_numpy(value: Any) -> Any:
+    """NumPy's numbers as Python's: they are no plain values, and torch.load(weights_only=True) refuses them."""
+    if isinstance(value, tuple):
+        return tuple(_without_numpy(item) for item in value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def check(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:

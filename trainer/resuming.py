@@ -67,6 +67,8 @@ def load(trainer: "TrainerBase", state: Mapping[str, Any], policy: OnMismatch) -
     restored = Restored(state, grade, reason, decisions)
     if left_out := train_state.left_out(trainer, trainer._hooks):
         restored = restored.capped("position only", f"{', '.join(left_out)} of the trainer was not saved")
+    if state.get("mid_step"):
+        restored = restored.capped("position only", "the state was taken in the middle of a step, not between two")
     if any(decision.action == "code" for decision in decisions):
         restored = restored.capped("same data", "settings of the code were taken in place of saved ones")
     restored = restored.capped("same data", environment.unrepeatable(getattr(trainer, "model", None)))

@@ -57,11 +57,22 @@ def left_out(trainer: object, hooks: Sequence["HookBase"]) -> list[str]:
     covered |= {id(getattr(hook, "scheduler", None)) for hook in hooks if hasattr(type(hook), "scheduler")}
     covered |= {id(module) for module in model.modules()} if isinstance(model, torch.nn.Module) else set()
     stateful = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    return [
+    found = [
         f"{name} ({type(value).__qualname__})"
         for name, value in _with_items(vars(trainer))
         if isinstance(value, stateful) and id(value) not in covered and value.state_dict()
     ]
+    if outside := _outside(getattr(trainer, "optimizer", None), model):
+        found.append(f"{outside} parameters of the optimizer that are none of the model's")
+    return found
+
+
+def _outside(optimizer: Any, model: Any) -> int:
+    if not isinstance(model, torch.nn.Module):
+        return 0
+    inside = {id(parameter) for parameter in model.parameters()}
+    groups = [group for one in named_optimizers(optimizer).values() for group in getattr(one, "param_groups", ())]
+    return sum(id(parameter) not in inside for group in groups for parameter in group["params"])
 
 
 def _with_items(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from trainerd.trainer.hook_base import HookBase
+from trainerd.trainer.optimizer_state import named_optimizers
 
 
 class GradientClip(HookBase):
@@ -17,7 +18,8 @@ class GradientClip(HookBase):
         norm_type: which norm, 2.0 by default, `inf` for the largest element.
         max_value: clip each element to [-max_value, max_value] instead.
         error_if_nonfinite: raise RuntimeError when the norm is NaN or infinite.
-        parameters: whose gradients; all of the trainer's model when left out.
+        parameters: whose gradients; when left out those that the trainer's optimizers update, or else its model's.
+            Others are cleared by nobody, and may still hold what earlier iterations left.
 
     With an AMPTrainer the gradients are unscaled first. The norm stays on the device until metrics are written.
     """
@@ -46,7 +48,7 @@ class GradientClip(HookBase):
         """Clip; write the norm if metrics are written in this iteration."""
         trainer: Any = self.trainer
         trainer.unscale_gradients()
-        parameters = self._parameters if self._parameters is not None else list(trainer.model.parameters())
+        parameters = self._parameters if self._parameters is not None else _optimized(trainer)
         if self.max_norm is None:
             assert self.max_value is not None
             clip_grad_value_(parameters, self.max_value)
@@ -58,3 +60,10 @@ class GradientClip(HookBase):
     def hyperparameters(self) -> dict[str, Any]:
         """Return the bounds."""
         return {"max_norm": self.max_norm, "norm_type": self.norm_type, "max_value": self.max_value}
+
+
+def _optimized(trainer: Any) -> list[torch.Tensor]:
+    groups = [
+        group for one in named_optimizers(getattr(trainer, "optimizer", None)).values() for group in one.param_groups
+    ]
+    return [one for group in groups for one in group["params"]] or list(trainer.model.parameters())

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
+from trainerd.trainer.arguments import without_numpy
 from trainerd.trainer.hook_base import HookBase
 
 # What a scheduler's state holds beside its settings: where it stands.
@@ -38,6 +39,8 @@ class LRScheduler(HookBase):
             if scheduler is not None:
                 raise TypeError("LRScheduler takes an optimizer and a scheduler, not two schedulers")
             optimizer, scheduler = None, optimizer
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"LRScheduler takes a torch optimizer and a torch scheduler, not {optimizer!r}")
         self._optimizer = optimizer
         self._scheduler = _accepted(scheduler, metric)
         self._metric = metric
@@ -82,7 +85,8 @@ class LRScheduler(HookBase):
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         if max(sizes) > 1:
             return sizes.index(max(sizes))
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        # As they were built: rates that have moved would choose another group after a resume.
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
         return rates.index(Counter(rates).most_common(1)[0][0])
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +95,8 @@ class LRScheduler(HookBase):
         if scheduler is None:
             return {}
         seen = {"metric_iteration": self._metric_iteration} if self._metric else {}
-        return {**scheduler.state_dict(), **seen}
+        state: dict[str, Any] = without_numpy({**scheduler.state_dict(), **seen})
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the scheduler's state; a scheduler that is still to be made gets it after `before_train`."""
@@ -101,18 +106,27 @@ class LRScheduler(HookBase):
             scheduler.load_state_dict(state_dict)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the scheduler's settings, as "T_max" or, of schedulers within it, "0.gamma"."""
-        return {} if self.scheduler is None else _settings(self.scheduler.state_dict())
+        """Return the scheduler's settings, as "T_max" or, of schedulers within it, "0.gamma"; and the class of each."""
+        if self.scheduler is None:
+            return {}
+        classes = [type(scheduler).__qualname__ for scheduler in _all_of(self.scheduler)]
+        return {**_settings(self.scheduler.state_dict()), "classes": classes}
+
+    def take_rates(self) -> None:
+        """Let the scheduler compute from the rates that the code gave the optimizer."""
+        for scheduler in _all_of(self.scheduler) if self.scheduler is not None else ():
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [
+                    group.get("initial_lr", group["lr"]) for group in scheduler.optimizer.param_groups
+                ]
 
     def take_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """Set the scheduler's settings, and let it start from the rates that the optimizer was given."""
+        """Set the scheduler's settings."""
         if self.scheduler is None:
             return
-        for scheduler in _all_of(self.scheduler):
-            rates = [group.get("initial_lr", group["lr"]) for group in scheduler.optimizer.param_groups]
-            if hasattr(scheduler, "base_lrs"):
-                scheduler.base_lrs = rates
         for name, value in values.items():
+            if name == "classes":  # the code's, whatever was decided: a class cannot be set
+                continue
             *inner, attribute = name.split(".")
             scheduler = self.scheduler
             for index in inner:

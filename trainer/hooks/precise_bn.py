@@ -48,13 +48,20 @@ class PreciseBN(HookBase):
         self.num_iter = num_iter
 
     def after_step(self) -> None:
-        """Compute the statistics, if it is time to, when all hooks are done: one of them may end the training here."""
-        self.trainer.at_step_end(self._compute)
+        """Compute the statistics if it is time to."""
+        done = self.trainer.iter + 1
+        if done >= self.trainer.max_iter or (self._period > 0 and done % self._period == 0):
+            self._compute()
+        else:
+            self.trainer.at_step_end(self._compute_at_early_end)
 
-    def _compute(self, trainer: "TrainerBase") -> None:
-        if trainer.step >= trainer.max_iter or (self._period > 0 and trainer.step % self._period == 0):
-            with trainer.phase("statistics"):
-                self.update_stats()
+    def _compute_at_early_end(self, trainer: "TrainerBase") -> None:
+        if trainer.stopped_early:
+            self._compute()
+
+    def _compute(self) -> None:
+        with self.trainer.phase("statistics"):
+            self.update_stats()
 
     def update_stats(self) -> None:
         """Compute the statistics now."""
