@@ -5,7 +5,6 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from trainerd.trainer.optimizer_state import named_optimizers
@@ -50,15 +49,6 @@ def require_parts(owner: str, model: Any, data_loader: Any, optimizer: Any) -> N
                 f"{owner}: {type(one).__qualname__} computes the loss several times in a step and needs a closure: "
                 "derive from TrainerBase and write a run_step of your own."
             )
-
-
-def without_numpy(value: Any) -> Any:
-    """Return nested values with NumPy's numbers as Python's, which torch.load(weights_only=True) takes."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) is dict:
-        return {key: without_numpy(item) for key, item in value.items()}
-    return [without_numpy(item) for item in value] if type(value) is list else value
 
 
 def described(value: Any) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainerd.trainer import hook_state
-from trainerd.trainer.arguments import without_numpy
 from trainerd.trainer.errors import StateMismatch
 from trainerd.trainer.mismatch import Action, OnMismatch
 from trainerd.trainer.optimizer_state import named_optimizers
+from trainerd.trainer.plain_numbers import without_numpy
 
 if TYPE_CHECKING:
     from trainerd.trainer.base import HookBase, TrainerBase
@@ -31,6 +31,11 @@ class Difference:
     item: str  # as on_mismatch names it: "optimizer.lr"
     saved: Any
     code: Any
+
+    @property
+    def is_class(self) -> bool:
+        """Whether it is another class, which cannot be set: only the code's can count."""
+        return self.place.rpartition(".")[2] in ("class", "classes")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ def differences(saved: Mapping[str, Any], code: Mapping[str, Any]) -> list[Diffe
 
 def decide(found: Sequence[Difference], policy: OnMismatch) -> list[Decision]:
     """Apply the policy; StateMismatch, with all refused ones and both values of each, if it refuses one."""
-    decisions = [Decision(difference, policy.action(difference.item)) for difference in found]
+    decisions = [Decision(difference, _possible(policy.action(difference.item), difference)) for difference in found]
     if refused := [decision.difference for decision in decisions if decision.action == "error"]:
         text = "; ".join(f"{one.place} (saved {_short(one.saved)}, code {_short(one.code)})" for one in refused)
         example = refused[0].item
@@ -83,6 +88,12 @@ def decide(found: Sequence[Difference], policy: OnMismatch) -> list[Decision]:
             f'whose value counts with on_mismatch, such as {example}=saved or {example}=code (or "saved" for all).'
         )
     return decisions
+
+
+def _possible(action: Action, found: Difference) -> Action:
+    if not found.is_class:
+        return action
+    return "error" if action in ("error", "saved") else "code"
 
 
 def table(decisions: Sequence[Decision]) -> str:
@@ -130,7 +141,11 @@ def apply(decisions: Sequence[Decision], trainer: "TrainerBase", hooks: Sequence
 
 
 def _below(prefix: str, chosen: Mapping[str, Decision]) -> Values:
-    return {place.removeprefix(prefix): one.value for place, one in chosen.items() if place.startswith(prefix)}
+    return {
+        place.removeprefix(prefix): decision.value
+        for place, decision in chosen.items()
+        if place.startswith(prefix) and not decision.difference.is_class
+    }
 
 
 def _groups(optimizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:

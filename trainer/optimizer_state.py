@@ -5,11 +5,11 @@ from copy import deepcopy
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim import Optimizer
 
 from trainerd.trainer.errors import StateMismatch
+from trainerd.trainer.plain_numbers import without_numpy
 
 SHOWN_NAMES = 40
 ADDED_BY_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
@@ -49,17 +49,10 @@ def capture(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """Return torch's own state_dict, with `param_names` in every group; tensors are the live ones."""
     state = optimizer.state_dict()
     state["param_groups"] = [
-        {**{option: _without_numpy(value) for option, value in group.items()}, "param_names": named}
+        {**without_numpy(group), "param_names": named}
         for group, named in zip(state["param_groups"], group_names(optimizer, names), strict=True)
     ]
     return state
-
-
-def _without_numpy(value: Any) -> Any:
-    """NumPy's numbers as Python's: they are no plain values, and torch.load(weights_only=True) refuses them."""
-    if isinstance(value, tuple):
-        return tuple(_without_numpy(item) for item in value)
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def check(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:

@@ -121,7 +121,11 @@ def put_back(trainer: "TrainerBase", restored: Restored) -> Restored:
         generators.restore(trainer._generators, state["generators"])
     if "rng" in state:
         randomness.restore(state["rng"])
-    return _proven(trainer, restored)
+    grade, reason = _proof(trainer, state)
+    owner = trainer._owner_of_data()
+    if owner is not trainer and owner._restored is not None:
+        owner._restored = owner._restored.capped(grade, reason)  # it is its grade that is shown
+    return restored.capped(grade, reason)
 
 
 def put_back_as_driven(inner: "TrainerBase") -> None:
@@ -147,19 +151,19 @@ def _put_objects_back(trainer: "TrainerBase", restored: Restored) -> None:
         data.load_state_dict(restored.state["data"])
 
 
-def _proven(trainer: "TrainerBase", restored: Restored) -> Restored:
-    if "fingerprints" not in restored.state:
-        return restored
+def _proof(trainer: "TrainerBase", state: Mapping[str, Any]) -> tuple[Grade, str]:
+    """Compute the fingerprints again; return the highest grade that they leave, and why it is not a higher one."""
+    if "fingerprints" not in state:
+        return "bitwise", ""
     rng = randomness.capture()
-    saved = restored.state.get("rng", rng)
+    saved = state.get("rng", rng)
     # Streams of devices that there were not are none of this resume's; of fewer, the grade has spoken already.
     rng["torch_cuda"] = rng["torch_cuda"][: len(saved["torch_cuda"])]
     now = trainer.fingerprints(rng)
     if len(rng["torch_cuda"]) < len(saved["torch_cuda"]):
         now.pop("rng")
-    broken = resume_proof.broken(restored.state["fingerprints"], now)
-    if not broken:
-        return restored
-    logger.warning("the proof of this resume fails: %s", "; ".join(broken.values()))
-    grade: Grade = "same data" if broken.keys() == {"rng"} else "position only"
-    return restored.capped(grade, "; ".join(broken.values()))
+    broken = resume_proof.broken(state["fingerprints"], now)
+    reason = "; ".join(broken.values())
+    if broken:
+        logger.warning("the proof of this resume fails: %s", reason)
+    return ("same data" if broken.keys() <= {"rng"} else "position only"), reason

@@ -15,7 +15,6 @@ from trainerd.trainer.data_position import DataPosition
 from trainerd.trainer.events import get_event_storage
 from trainerd.trainer.late_metrics import LateMetrics
 from trainerd.trainer.optimizer_state import named_optimizers
-from trainerd.trainer.session import NULL_SESSION
 
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | Sequence[torch.optim.Optimizer]
 Losses = dict[str, torch.Tensor]
@@ -84,8 +83,7 @@ class SimpleTrainer(TrainerBase):
                 self._zero_grad()
             self._backward(losses)
         self.after_backward()
-        if (self.iter + 1) % self.gather_metric_period == 0:
-            self._write_metrics(loss_dict, data_time)
+        self._write_metrics(loss_dict, data_time)
         self._update_parameters()
 
     def _accumulate_gradients(self, number: int) -> tuple[Losses, float]:
@@ -104,14 +102,11 @@ class SimpleTrainer(TrainerBase):
         return {name: total / number for name, total in sums.items()}, data_time
 
     def _next_batch(self) -> tuple[Any, float]:
-        watched = self.session is not NULL_SESSION
-        if watched:
-            self.mark("data")
+        self.mark("data")
         began = time.perf_counter()
         data = next(self._data)
         seconds = time.perf_counter() - began
-        if watched:
-            self.mark("step")
+        self.mark("step")
         return data, seconds
 
     def _gradients_kept_local(self, *, last: bool) -> AbstractContextManager[None]:

@@ -170,3 +170,25 @@ def test_tied_weights_come_apart() -> None:
     resumed.load_state_dict(state)
     assert other.b.weight is other.a.weight
     assert_same(resumed.state_dict(), state)
+
+
+def test_a_group_without_parameters_shifts_the_others() -> None:
+    """It keeps its place and its options, and the moments of the groups after it their parameters."""
+
+    def make() -> torch.optim.Optimizer:
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(3)) for _ in range(2)]
+        groups = [{"params": weights[:1]}, {"params": [], "lr": 0.5}, {"params": weights[1:], "momentum": 0.5}]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    optimizer = make()
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.ones(3)
+    optimizer.step()
+    resumed = make()
+    optimizer_state.check(resumed, optimizer_state.capture(optimizer, {}), {})
+    optimizer_state.load(resumed, optimizer_state.capture(optimizer, {}))
+    assert [group["lr"] for group in resumed.param_groups] == [0.1, 0.5, 0.1]
+    assert [group["momentum"] for group in resumed.param_groups] == [0.9, 0.9, 0.5]
+    assert all(len(resumed.state[group["params"][0]]) == 1 for group in resumed.param_groups if group["params"])

@@ -79,3 +79,18 @@ def test_an_inner_trainer_that_was_not_loaded_does_not_lend_its_grade():
     outer = Outer(LOADERS["resumable"]())
     TrainerBase.load_state_dict(outer, saved)
     assert outer.restored_grade == "position only"
+
+
+def test_a_broken_proof_of_a_driven_trainer_is_not_shown():
+    """The grade that is shown is the inner trainer's, and falls with the fingerprints that the outer one saved."""
+    trainer = Outer(LOADERS["resumable"]())
+    trainer.train(0, 4)
+    state = through_a_file(trainer.checkpoint_state())
+    for broken in (False, True):
+        if broken:
+            state["fingerprints"]["parameters"] = "0" * 32
+        resumed = Outer(LOADERS["resumable"]())
+        resumed.load_state_dict(state)
+        resumed.train(4, 5)
+        assert resumed.restored_grade == ("position only" if broken else "bitwise")
+        assert ("parameters and buffers" in resumed.restored_reason) == broken

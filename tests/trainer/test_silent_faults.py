@@ -43,6 +43,11 @@ def test_another_class_takes_the_state() -> None:
     state = through_a_file(build(optimizer=torch.optim.Adam).state_dict())
     with pytest.raises(StateMismatch, match=r"optimizer\.class \(saved 'Adam', code 'RAdam'\)"):
         build(optimizer=torch.optim.RAdam).load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"optimizer\.class"):  # which side's state it is cannot be chosen
+        build(optimizer=torch.optim.RAdam).load_state_dict(state, on_mismatch="saved")
+    told = build(optimizer=torch.optim.RAdam)
+    told.load_state_dict(state, on_mismatch="warn")
+    assert told.state_dict()["hyperparameters"]["optimizer.class"] == "RAdam"
     step = scheduled(lambda o: lr_scheduler.StepLR(o, 3))
     step.train(0, 2)
     state = through_a_file(step.state_dict())

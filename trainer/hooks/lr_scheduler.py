@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
-from trainerd.trainer.arguments import without_numpy
 from trainerd.trainer.hook_base import HookBase
+from trainerd.trainer.plain_numbers import without_numpy
 
 # What a scheduler's state holds beside its settings: where it stands.
 _PROGRESS = {"last_epoch", "verbose", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "base_lrs"}
@@ -125,8 +125,6 @@ class LRScheduler(HookBase):
         if self.scheduler is None:
             return
         for name, value in values.items():
-            if name == "classes":  # the code's, whatever was decided: a class cannot be set
-                continue
             *inner, attribute = name.split(".")
             scheduler = self.scheduler
             for index in inner:
