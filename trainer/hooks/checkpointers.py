@@ -57,8 +57,8 @@ class PeriodicCheckpointer(HookBase):
             if not hasattr(checkpointer, "save_dir"):
                 raise TypeError(
                     "PeriodicCheckpointer: max_to_keep deletes files in the checkpointer's save_dir, and "
-                    f"{type(checkpointer).__qualname__} has none. A CheckpointStore keeps by the rules of its Keep, a job "
-                    "by checkpoint.keep."
+                    f"{type(checkpointer).__qualname__} has none. A CheckpointStore keeps by the rules of its Keep, a "
+                    "job by checkpoint.keep."
                 )
         self._period = period
         self._max_iter = max_iter
