@@ -14,20 +14,19 @@ from trainerd.checkpoint.layout import TEMPORARY_SUFFIX
 Part = bytes | memoryview
 
 
-def write_new(path: str, parts: Iterable[Part]) -> int:
-    """Write a file that does not exist yet and flush it to the disk; return its bytes. FileExistsError if it does.
+def write_new(path: str, parts: Iterable[Part], size: int) -> None:
+    """Write a file of `size` bytes that does not exist yet and flush it to the disk. FileExistsError if it does.
 
     The name itself is durable only after `sync_folder`.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        written = 0
+        _reserve(descriptor, size)
         for part in parts:
-            written += _write_all(descriptor, memoryview(part).cast("B"))
+            _write_all(descriptor, memoryview(part).cast("B"))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return written
 
 
 def create(path: str, data: bytes) -> None:
@@ -88,7 +87,7 @@ def delete_folder(path: str) -> None:
 def _publish(path: str, data: bytes, appear: Callable[[str, str], None]) -> None:
     temporary = f"{path}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
     try:
-        write_new(temporary, [data])
+        write_new(temporary, [data], len(data))
         appear(temporary, path)
     finally:
         # After a replace the temporary name is gone; after a link, or a failure, it must go.
@@ -107,9 +106,19 @@ def _link(temporary: str, path: str) -> None:
         raise
 
 
-def _write_all(descriptor: int, data: memoryview) -> int:
-    total = len(data)
+def _reserve(descriptor: int, size: int) -> None:
+    """Take the space before the first byte, so that a full disk is known at once and not half-way."""
+    if not size:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        # Some file systems (FUSE, old NFS) cannot reserve: they tell when they are full.
+        if error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}:
+            raise
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
     # One write takes at most 2 GiB - 4 KiB on Linux and may take less than asked anywhere.
     while data:
         data = data[os.write(descriptor, data) :]
-    return total

@@ -21,8 +21,9 @@ from trainerd.checkpoint import envelope, layout
 from trainerd.checkpoint.envelope import Body
 from trainerd.checkpoint.errors import Damaged, RunDamaged, RunOwned, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.local_storage import LocalStorage
 from trainerd.checkpoint.manifest import RunRecord
-from trainerd.checkpoint.storage import LocalStorage, Storage
+from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.versions import WRITTEN_BY
 
 

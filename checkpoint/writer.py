@@ -148,7 +148,8 @@ def _cut(at: tuple[int, ...], rest: tuple[int, ...], most: int) -> Iterator[tupl
 def _write_file(storage: Storage, path: str, file: str, pieces: list[Piece]) -> tuple[FileEntry, list[Chunk]]:
     header = _header(pieces)
     hashes: list[str] = []
-    total = storage.write(path, _parts(header, pieces, hashes))
+    total = len(header) + sum(piece.length for piece in pieces)
+    storage.write(path, _parts(header, pieces, hashes), total)
     chunks = []
     offset = len(header)
     for piece, digest in zip(pieces, hashes, strict=True):

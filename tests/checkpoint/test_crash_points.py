@@ -32,7 +32,7 @@ def prepared(tmp_path):
     for step in (3, COMMITTED):
         store.save(step, state_of(step))
     storage.make_folder("checkpoints/step-000000002.t1")
-    storage.write("checkpoints/step-000000002.t1/r00000-0000.safetensors", [b"debris"])
+    storage.write("checkpoints/step-000000002.t1/r00000-0000.safetensors", [b"debris"], 6)
     owner.release()
     return origin
 

@@ -101,7 +101,7 @@ def test_a_second_attempt_at_a_step_takes_new_file_names(run):
     storage, owner = run
     owner.ensure_term(0)
     storage.make_folder("checkpoints/step-000000004.t1")
-    storage.write("checkpoints/step-000000004.t1/r00000-0000.safetensors", [b"torn"])
+    storage.write("checkpoints/step-000000004.t1/r00000-0000.safetensors", [b"torn"], 4)
     store = store_of(run)
     store.save(4, state_of(4))
     assert storage.read("checkpoints/step-000000004.t1/r00000-0000.safetensors") == b"torn"
@@ -235,7 +235,7 @@ def test_with_keep_one_the_old_checkpoint_outlives_a_failed_save(run, tmp_path):
         def __getattr__(self, name):
             return getattr(storage, name)
 
-        def write(self, path, parts):
+        def write(self, path, parts, size):
             raise StorageUnusable("write", path, OSError(errno.ENOSPC, "full"))
 
     failing = CheckpointStore(Full(), term=1, keep=Keep(last=1))

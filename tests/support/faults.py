@@ -35,7 +35,7 @@ class CrashingStorage:
 class CrashingSystem:
     """The `os` module as `durable` sees it; the process dies around its k-th changing call, or half-way in a write."""
 
-    CHANGING = frozenset({"open", "write", "fsync", "link", "replace", "unlink", "mkdir", "rmdir"})
+    CHANGING = frozenset({"open", "posix_fallocate", "write", "fsync", "link", "replace", "unlink", "mkdir", "rmdir"})
 
     def __init__(self, at, when):
         self._at = at

@@ -1,0 +1,35 @@
+"""What a backend guarantees, as data, so that no caller asks which backend it has. docs/storage.md shows the table."""
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What callers may build on. A server is probed before a run is written to it, and held to what it showed."""
+
+    backend: str
+    exclusive_create: bool
+    """Of several processes that create one name, exactly one succeeds."""
+    life_lock: bool
+    """A lock that the kernel frees when its holder dies tells who owns a run."""
+    shared: bool
+    """Other processes see what was written."""
+    folders: bool
+    """Folders exist by themselves, so that a missing one means something."""
+    file_bytes: int
+    """A data file's elements add up to this at most."""
+    parallel: int
+    """Transfers worth having in flight at once."""
+
+
+LOCAL = Guarantees(
+    backend="local disk",
+    exclusive_create=True,
+    life_lock=True,
+    shared=True,
+    folders=True,
+    file_bytes=512 * MIB,
+    parallel=2,
+)
