@@ -7,8 +7,9 @@ import sys
 
 import inspection
 import loop
+import storing
 
-BENCHMARKS = {"loop": loop.main, "inspection": inspection.main}
+BENCHMARKS = {"storing": storing.main, "loop": loop.main, "inspection": inspection.main}
 
 
 def main():

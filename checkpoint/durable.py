@@ -9,9 +9,8 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 
+from trainerd.checkpoint.direct_io import BLOCK_BYTES, Part, write_parts
 from trainerd.checkpoint.layout import TEMPORARY_SUFFIX
-
-Part = bytes | memoryview
 
 
 def write_new(path: str, parts: Iterable[Part], size: int) -> None:
@@ -22,8 +21,10 @@ def write_new(path: str, parts: Iterable[Part], size: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _reserve(descriptor, size)
-        for part in parts:
-            _write_all(descriptor, memoryview(part).cast("B"))
+        if size > BLOCK_BYTES:
+            write_parts(descriptor, parts)
+        else:
+            _write_all(descriptor, b"".join(parts))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -118,7 +119,7 @@ def _reserve(descriptor: int, size: int) -> None:
             raise
 
 
-def _write_all(descriptor: int, data: memoryview) -> None:
-    # One write takes at most 2 GiB - 4 KiB on Linux and may take less than asked anywhere.
-    while data:
-        data = data[os.write(descriptor, data) :]
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

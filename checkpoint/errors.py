@@ -82,6 +82,18 @@ class FormatTooNew(CheckpointError):
         )
 
 
+class DoesNotFit(CheckpointError):
+    """The live tensors to load into are not those of the checkpoint; none was touched."""
+
+    def __init__(self, place: str, faults: list[str]) -> None:
+        self.faults = faults
+        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        super().__init__(
+            f"{place} cannot be loaded into these tensors: {shown}. Nothing was changed; build the model that was "
+            f"saved, or load without `into`."
+        )
+
+
 class NoCheckpoint(CheckpointError):
     """What was asked for is not there, or nothing of what was committed is valid any more."""
 
@@ -100,6 +112,9 @@ class RunOwned(CheckpointError):
         )
 
 
+DISK_FULL = frozenset({errno_names.ENOSPC, errno_names.EDQUOT})
+"""Numbers of the errors that space would cure."""
+
 _HINTS = {
     errno_names.ENOSPC: "The disk is full: free some space or choose another --dir",
     errno_names.EDQUOT: "Your disk quota is used up: free some space or choose another --dir",
@@ -115,6 +130,9 @@ _HINTS = {
 
 class StorageUnusable(CheckpointError):
     """The storage refused an operation: permission, space, connection. Not damage: retry, then stop."""
+
+    may_have_committed = False
+    """The answer to the commit itself is what did not come: the checkpoint may be there, or still appear."""
 
     def __init__(self, action: str, place: str, cause: OSError) -> None:
         self.errno = cause.errno or 0

@@ -22,6 +22,8 @@ class Guarantees:
     """A data file's elements add up to this at most."""
     parallel: int
     """Transfers worth having in flight at once."""
+    read_bytes: int
+    """Worth asking for at a time: what a core's cache holds until it is hashed, or what a request should carry."""
 
 
 LOCAL = Guarantees(
@@ -32,4 +34,5 @@ LOCAL = Guarantees(
     folders=True,
     file_bytes=512 * MIB,
     parallel=2,
+    read_bytes=2 * MIB,
 )

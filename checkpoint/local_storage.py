@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from trainerd.checkpoint import durable
-from trainerd.checkpoint.durable import Part
+from trainerd.checkpoint.direct_io import Part
 from trainerd.checkpoint.errors import StorageUnusable
 from trainerd.checkpoint.guarantees import LOCAL, Guarantees
 

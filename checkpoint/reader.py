@@ -6,17 +6,15 @@ from typing import Any, Literal
 
 import xxhash
 
-from trainerd.checkpoint import layout
+from trainerd.checkpoint.chunk_reader import file_path, read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Chunk, Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.manifest import Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.terms import committed, committed_once, counts, named, read_run, read_tickets
 from trainerd.checkpoint.trees import KIND, find
 
 State = Literal["valid", "damaged", "incomplete", "superseded"]
-
-_READ_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,7 @@ def verify_checkpoints(storage: Storage, step: int | None = None) -> Iterator[Ch
 
 def read_tree(storage: Storage, step: int | None = None) -> StoredTree:
     """The tree of the newest valid checkpoint, or of one step. NoCheckpoint, or Damaged if that step is."""
-    manifest = read_newest(storage) if step is None else read_step(storage, step)
-    if manifest is None:
-        raise NoCheckpoint(f"No checkpoint has been committed in {storage.url} yet.")
+    manifest = read_valid(storage, step)
     return StoredTree(manifest, _described(manifest.tree, manifest.tensors))
 
 
@@ -118,6 +114,14 @@ def read_newest(storage: Storage) -> Manifest | None:
             skipped.append(str(damage))
     refuse_fresh_start(storage, skipped)
     return None
+
+
+def read_valid(storage: Storage, step: int | None) -> Manifest:
+    """Manifest of the newest valid checkpoint, or of one step. NoCheckpoint, or Damaged if that step is."""
+    manifest = read_newest(storage) if step is None else read_step(storage, step)
+    if manifest is None:
+        raise NoCheckpoint(f"No checkpoint has been committed in {storage.url} yet.")
+    return manifest
 
 
 def read_step(storage: Storage, step: int) -> Manifest:
@@ -168,32 +172,12 @@ def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
     return manifest
 
 
-def read_tensor_into(storage: Storage, manifest: Manifest, tensor: str, memory: memoryview) -> None:
-    """Fill memory with a tensor's elements in row-major order, verified. Damaged if a byte is not what was written."""
-    done = 0
-    for chunk in manifest.tensors[tensor].chunks:
-        part = memory[done : done + chunk.length]
-        path = file_path(manifest.name, chunk.file)
-        try:
-            read = storage.read_into(path, chunk.offset, part)
-        except FileNotFoundError:
-            read = 0
-        if read != chunk.length or xxhash.xxh3_128_hexdigest(part) != chunk.xxh3_128:
-            raise Damaged(str(manifest.name), _mismatch(tensor, chunk))
-        done += chunk.length
-
-
 def verify_headers(storage: Storage, manifest: Manifest) -> None:
     """Hold the header of every data file against its hash. Damaged if one differs."""
     for file, entry in manifest.files.items():
         header = storage.read(file_path(manifest.name, file), 0, entry.header_bytes)
         if xxhash.xxh3_128_hexdigest(header) != entry.header_xxh3_128:
             raise Damaged(str(manifest.name), f"the header of {file} does not match its hash")
-
-
-def file_path(name: CheckpointName, file: str) -> str:
-    """Where a data file of a manifest lies, relative to the run; it may belong to an earlier checkpoint."""
-    return f"{layout.CHECKPOINTS}/{file}" if "/" in file else f"{name.folder}/{file}"
 
 
 def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> CheckpointInfo:
@@ -228,25 +212,10 @@ def _verify(storage: Storage, info: CheckpointInfo) -> CheckpointInfo:
     try:
         manifest = read_manifest(storage, name)
         verify_headers(storage, manifest)
-        for tensor, entry in manifest.tensors.items():
-            _verify_tensor(storage, manifest, tensor, entry)
+        read_chunks(storage, name, reads_of(manifest, dict.fromkeys(manifest.tensors)))
     except Damaged as damage:
         return replace(info, state="damaged", reason=damage.reason, kept_because=())
     return info
-
-
-def _verify_tensor(storage: Storage, manifest: Manifest, tensor: str, entry: TensorEntry) -> None:
-    for chunk in entry.chunks:
-        path = file_path(manifest.name, chunk.file)
-        digest = xxhash.xxh3_128()
-        for offset in range(chunk.offset, chunk.offset + chunk.length, _READ_BYTES):
-            digest.update(storage.read(path, offset, min(_READ_BYTES, chunk.offset + chunk.length - offset)))
-        if digest.hexdigest() != chunk.xxh3_128:
-            raise Damaged(str(manifest.name), _mismatch(tensor, chunk))
-
-
-def _mismatch(tensor: str, chunk: Chunk) -> str:
-    return f"{tensor} in {chunk.file} (bytes {chunk.offset} to {chunk.offset + chunk.length}) does not match its hash"
 
 
 def _described(node: Any, tensors: dict[str, TensorEntry]) -> Any:

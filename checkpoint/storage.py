@@ -7,7 +7,7 @@ FileNotFoundError of a read and FileExistsError of a creation pass through, sinc
 from collections.abc import Iterable
 from typing import Protocol
 
-from trainerd.checkpoint.durable import Part
+from trainerd.checkpoint.direct_io import Part
 from trainerd.checkpoint.errors import CheckpointError
 from trainerd.checkpoint.guarantees import Guarantees
 

@@ -2,20 +2,24 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trainerd.checkpoint import codec, pruning, reader, terms
-from trainerd.checkpoint.errors import CheckpointError, Damaged, NoCheckpoint, StorageUnusable
+from trainerd.checkpoint import codec, pruning, reader, terms, trees
+from trainerd.checkpoint.chunk_reader import read_chunks, reads_of
+from trainerd.checkpoint.errors import DISK_FULL, CheckpointError, Damaged, NoCheckpoint, StorageUnusable
+from trainerd.checkpoint.incremental import Unchanged
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.lazy_state import LazyState
+from trainerd.checkpoint.live_tensors import Destinations
 from trainerd.checkpoint.manifest import Manifest
 from trainerd.checkpoint.reader import CheckpointInfo
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import Storage
-from trainerd.checkpoint.tensor_values import empty, memory_view
+from trainerd.checkpoint.tensor_values import Leaf
 from trainerd.checkpoint.versions import WRITTEN_BY, versions
 from trainerd.checkpoint.writer import write_checkpoint
 
@@ -48,6 +52,9 @@ class CheckpointStore:
     def __init__(self, storage: Storage, *, term: int | None = None, keep: Keep | None = None) -> None:
         self._storage = storage
         self._keep = keep or Keep()
+        self._newest: Manifest | None = None  # as far as this object has saved or loaded it, every byte
+        self._unchanged = Unchanged()
+        self._distrusted: set[str] = set()
         self.term = term
 
     def check(self, state: object) -> None:
@@ -63,47 +70,52 @@ class CheckpointStore:
         began = time.monotonic()
         name = CheckpointName(step, self._owned_term())
         tree, leaves = codec.encode(state)
-        run = terms.read_run(self._storage)
         try:
-            manifest = write_checkpoint(
-                self._storage,
-                name,
-                tree,
-                leaves,
-                run=run.run if run else "",
-                pinned=tuple(pinned),
-                written_by=WRITTEN_BY,
-                versions={**versions(), "torch": str(torch.__version__), "cuda": torch.version.cuda or ""},
-            )
-        except StorageUnusable:
-            self._tidy(pruning.sweep)  # on a full disk the debris of this attempt may be what stops the next one
-            raise
+            manifest = self._write(name, tree, leaves, tuple(pinned))
+        except StorageUnusable as error:
+            if error.errno not in DISK_FULL:
+                raise
+            # What retention no longer wants may be all that is in the way; anything more waits for the next save.
+            self._prune()
+            manifest = self._write(name, tree, leaves, tuple(pinned))
         seconds = time.monotonic() - began
+        self._newest = manifest
         self._tidy(lambda storage, _term: terms.mark_commit(storage, name))
-        self._tidy(lambda storage, term: pruning.prune(storage, self._keep, term=term))
+        self._prune()
         return Saved(name.step, name.term, manifest.bytes, seconds)
 
-    def load(self, step: int | None = None, *, fresh: bool = False) -> Loaded | None:
+    def load(self, step: int | None = None, *, into: object | None = None, fresh: bool = False) -> Loaded | None:
         """The state of the newest checkpoint that is whole to the last byte, or of one step; None: begin anew.
 
-        NoCheckpoint when there is no such step, or when nothing committed is whole any more. Tensors come on the CPU.
+        `into` is a state, or a part of one from its root, whose tensors are filled in place; others come on the CPU.
+        NoCheckpoint when there is no such step, or when nothing committed is whole any more; DoesNotFit when `into`
+        has other tensors. After any other error the tensors of `into` hold anything.
         """
         if fresh:
             return None
         if step is not None:
-            manifest = reader.read_step(self._storage, step)
-            return Loaded(manifest.step, manifest.term, self._read_state(manifest), ())
+            return self._load(reader.read_step(self._storage, step), into, ())
         skipped: list[str] = []
         for name in reader.candidates(self._storage):
             try:
-                manifest = reader.read_manifest(self._storage, name)
-                state = self._read_state(manifest)
+                return self._load(reader.read_manifest(self._storage, name), into, tuple(skipped))
             except Damaged as damage:
                 skipped.append(str(damage))
-                continue
-            return Loaded(manifest.step, manifest.term, state, tuple(skipped))
         reader.refuse_fresh_start(self._storage, skipped)
         return None
+
+    def open(self, step: int | None = None) -> LazyState:
+        """The newest valid state, or that of a step, without its tensors: each is read and verified when touched.
+
+        NoCheckpoint when there is none, Damaged when that step's manifest or files are; damage inside a file shows when
+        it is touched.
+        """
+        manifest = reader.read_valid(self._storage, step)
+
+        def read_tensors(names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+            return self._read_tensors(manifest, names).tensors
+
+        return LazyState(manifest.tree, read_tensors)
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Every checkpoint, newest last, judged without reading data."""
@@ -126,20 +138,45 @@ class CheckpointStore:
         except CheckpointError as error:
             _logger.warning("after the save: %s", error)
 
+    def _prune(self) -> None:
+        self._tidy(lambda storage, term: pruning.prune(storage, self._keep, term=term))
+
     def _owned_term(self) -> int:
         if self.term is None:
             raise RuntimeError("saving and pruning need a term: RunOwner.acquire(storage).ensure_term(resumed_from)")
         return self.term
 
-    def _read_state(self, manifest: Manifest) -> Any:
+    def _write(self, name: CheckpointName, tree: Any, leaves: Mapping[str, Leaf], pinned: tuple[int, ...]) -> Manifest:
+        run = terms.read_run(self._storage)
+        try:
+            return write_checkpoint(
+                self._storage,
+                name,
+                tree,
+                leaves,
+                run=run.run if run else "",
+                pinned=pinned,
+                reused=self._unchanged.find(self._storage, leaves, self._newest, self._distrusted),
+                written_by=WRITTEN_BY,
+                versions={**versions(), "torch": str(torch.__version__), "cuda": torch.version.cuda or ""},
+            )
+        except StorageUnusable as error:
+            if not error.may_have_committed:
+                # On a full disk the debris of this attempt may be what stops the next one. But where the commit may
+                # still appear, its files must be there; a later term sweeps them.
+                self._tidy(pruning.sweep)
+            raise
+
+    def _load(self, manifest: Manifest, into: object | None, skipped: tuple[str, ...]) -> Loaded:
         reader.verify_headers(self._storage, manifest)
+        names = [*manifest.tensors, *trees.tensors_in(manifest.tree)]
+        destinations = self._read_tensors(manifest, names, into)
+        state = codec.decode(manifest.tree, destinations.tensors.__getitem__)
+        self._newest = manifest
+        return Loaded(manifest.step, manifest.term, state, skipped)
 
-        def read_tensor(name: str) -> torch.Tensor:
-            entry = manifest.tensors.get(name)
-            if entry is None:
-                raise Damaged(str(manifest.name), f"its tree refers to a tensor {name!r} that it does not hold")
-            tensor = empty(entry.dtype, entry.shape)
-            reader.read_tensor_into(self._storage, manifest, name, memory_view(tensor))
-            return tensor
-
-        return codec.decode(manifest.tree, read_tensor)
+    def _read_tensors(self, manifest: Manifest, names: Iterable[str], into: object | None = None) -> Destinations:
+        destinations = Destinations(manifest, names, into, f"{self._storage.url}@{manifest.step}")
+        read_chunks(self._storage, manifest.name, reads_of(manifest, destinations.memories()))
+        destinations.finish()
+        return destinations

@@ -19,6 +19,9 @@ _COMPRESSED = {
 }
 
 
+_SAMPLE_BYTES = 64
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A strided tensor on its way into a file."""
@@ -41,9 +44,19 @@ class Leaf:
         """Bytes of its elements, whatever its storage takes."""
         return self.tensor.numel() * self.tensor.element_size()
 
-    def memory(self) -> memoryview:
-        """Its elements in row-major order; a copy only when they do not lie so in CPU memory."""
-        return memory_view(self.tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
+    def memory(self, start: int = 0, length: int | None = None) -> memoryview:
+        """Bytes of its elements in row-major order; a copy only when they do not lie so in CPU memory."""
+        item = self.tensor.element_size()
+        end = self.bytes if length is None else start + length
+        return memory_view(self._flat()[start // item : end // item].cpu())
+
+    def sample(self) -> str:
+        """A few of its bytes in hexadecimal, spread over it, from the same places each time."""
+        octets = self._flat().view(torch.uint8)
+        return memory_view(octets[:: octets.numel() // _SAMPLE_BYTES | 1].contiguous().cpu()).hex()
+
+    def _flat(self) -> torch.Tensor:
+        return self.tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def memory_view(tensor: torch.Tensor) -> memoryview:

@@ -1,5 +1,6 @@
 """Words that the codec and the readers of a tree share: node kinds' key, paths, and finding a place by its path."""
 
+from collections.abc import Iterator
 from typing import Any
 
 KIND = "!"
@@ -59,6 +60,18 @@ def find(tree: Any, path: str) -> Any:
         key = max(fitting, key=len)
         node, rest = below[key], rest[len(key) + 1 :]
     return node
+
+
+def tensors_in(node: Any) -> Iterator[str]:
+    """Names of the tensors that a node and all below it refer to; one may come several times."""
+    if isinstance(node, list):
+        for item in node:
+            yield from tensors_in(item)
+    elif isinstance(node, dict):
+        if KIND in node and isinstance(node.get("tensor"), str):
+            yield node["tensor"]
+        for item in node.values():
+            yield from tensors_in(item)
 
 
 _KEYED = frozenset({"dict", "OrderedDict", "defaultdict", "Counter"})

@@ -3,56 +3,23 @@
 Works on a tree and named buffers, so that it needs no torch.
 """
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import msgspec
 import xxhash
 
-from trainerd.checkpoint import dtypes, envelope, layout
+from trainerd.checkpoint import envelope, layout
+from trainerd.checkpoint.errors import StorageUnusable
+from trainerd.checkpoint.file_plan import Buffer, Piece, header_of, plan_files
+from trainerd.checkpoint.incremental import NOTHING, Reused
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.storage import Storage
 
-FILE_BYTES = 512 * 2**20
-"""A data file's chunks add up to this at most."""
-
-# safetensors readers want data to start at a multiple of 8; 64 also suits vector loads from a memory map.
-_ALIGNMENT = 64
-
-
-class Buffer(Protocol):
-    """A tensor to be written."""
-
-    @property
-    def dtype(self) -> str:
-        """Element type, by torch's name."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its elements."""
-
-    def memory(self) -> memoryview:
-        """The elements in row-major order."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A contiguous, row-major part of a buffer."""
-
-    name: str
-    buffer: Buffer
-    at: tuple[int, ...]
-    shape: tuple[int, ...]
-    start: int
-    length: int
+# Hashed and handed on in parts that stay in a core's cache in between.
+_PART_BYTES = 2**20
 
 
 def write_checkpoint(
@@ -65,19 +32,23 @@ def write_checkpoint(
     written_by: str,
     versions: dict[str, str],
     pinned: tuple[int, ...] = (),
+    reused: Reused = NOTHING,
     rank: int = 0,
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int | None = None,
 ) -> Manifest:
-    """Write and commit a checkpoint; when this returns, it is durable. StorageUnusable leaves only debris behind."""
+    """Write and commit a checkpoint; when this returns, it is durable. StorageUnusable leaves only debris behind.
+
+    Tensors that are `reused` lie in earlier checkpoints of the run already and are not written again.
+    """
     storage.make_folder(name.folder)
-    number = _first_free_number(storage, name, rank)
-    files: dict[str, FileEntry] = {}
-    chunks: dict[str, list[Chunk]] = {tensor: [] for tensor in buffers}
-    for number, pieces in enumerate(plan_files(buffers, file_bytes), number):  # noqa: B020 (it goes on counting)
-        file = layout.data_file(rank, number)
-        files[file], written = _write_file(storage, f"{name.folder}/{file}", file, pieces)
-        for piece, chunk in zip(pieces, written, strict=True):
-            chunks[piece.name].append(chunk)
+    changed = {tensor: buffer for tensor, buffer in buffers.items() if tensor not in reused.tensors}
+    files, chunks = _write_files(
+        storage, name, changed, rank=rank, file_bytes=file_bytes or storage.guarantees.file_bytes
+    )
+    written = {
+        tensor: TensorEntry(dtype=buffer.dtype, shape=buffer.shape, chunks=tuple(chunks.get(tensor, ())))
+        for tensor, buffer in changed.items()
+    }
     manifest = Manifest(
         written_by=written_by,
         run=run,
@@ -87,11 +58,8 @@ def write_checkpoint(
         world_size=1,
         pinned=pinned,
         versions=versions,
-        files=files,
-        tensors={
-            tensor: TensorEntry(dtype=buffer.dtype, shape=buffer.shape, chunks=tuple(chunks[tensor]))
-            for tensor, buffer in buffers.items()
-        },
+        files={**reused.files, **files},
+        tensors={tensor: reused.tensors.get(tensor) or written[tensor] for tensor in buffers},
         tree=tree,
     )
     try:
@@ -99,57 +67,42 @@ def write_checkpoint(
     except FileExistsError:
         # An earlier attempt at this step of this term, by us, had committed it although it was told to have failed.
         return parse_manifest(storage.read(name.manifest), name)
+    except StorageUnusable as error:
+        error.may_have_committed = True
+        raise
     return manifest
 
 
-def plan_files(buffers: Mapping[str, Buffer], file_bytes: int) -> Iterator[list[Piece]]:
-    """Spread the buffers over files of at most `file_bytes`; wide types first, so that every tensor is aligned."""
-    pieces: list[Piece] = []
-    room = file_bytes
-    by_width = sorted(buffers.items(), key=lambda item: -dtypes.item_bytes(item[1].dtype))
-    for name, buffer in by_width:
-        for piece in _split(name, buffer, file_bytes):
-            if pieces and piece.length > room:
-                yield pieces
-                pieces, room = [], file_bytes
-            pieces.append(piece)
-            room -= piece.length
-    if pieces:
-        yield pieces
+def _write_files(
+    storage: Storage, name: CheckpointName, buffers: Mapping[str, Buffer], *, rank: int, file_bytes: int
+) -> tuple[dict[str, FileEntry], dict[str, list[Chunk]]]:
+    """Write the buffers, some files at a time; return the files, and each tensor's chunks in order."""
+    first = _first_free_number(storage, name, rank)
+    plan = [
+        (layout.data_file(rank, number), pieces) for number, pieces in enumerate(plan_files(buffers, file_bytes), first)
+    ]
+    files: dict[str, FileEntry] = {}
+    chunks: dict[str, list[Chunk]] = {}
+    with ThreadPoolExecutor(storage.guarantees.parallel, thread_name_prefix="trainerd-save") as pool:
+        writing = [pool.submit(_write_file, storage, name, file, pieces) for file, pieces in plan]
+        try:
+            for (file, pieces), future in zip(plan, writing, strict=True):
+                files[file], written = future.result()
+                for piece, chunk in zip(pieces, written, strict=True):
+                    chunks.setdefault(piece.name, []).append(chunk)
+        finally:
+            # After a failure nothing more is begun, and what was begun has ended before anybody tidies up.
+            pool.shutdown(cancel_futures=True)
+    return files, chunks
 
 
-def _split(name: str, buffer: Buffer, limit: int) -> Iterator[Piece]:
-    """The buffer in one piece, or cut along its outermost dimensions into row-major runs within the limit."""
-    item = dtypes.item_bytes(buffer.dtype)
-    start = 0
-    for at, shape in _cut((), buffer.shape, max(1, limit // item)):
-        length = math.prod(shape) * item
-        yield Piece(name, buffer, at, shape, start, length)
-        start += length
-
-
-def _cut(at: tuple[int, ...], rest: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Positions and shapes of the runs of at most `most` elements below a prefix of single indices."""
-    ones = (1,) * len(at)
-    if math.prod(rest) <= most:
-        yield at + (0,) * len(rest), ones + rest
-        return
-    row = math.prod(rest[1:])
-    if row > most:
-        for index in range(rest[0]):
-            yield from _cut((*at, index), rest[1:], most)
-        return
-    rows = most // row
-    for first in range(0, rest[0], rows):
-        count = min(rows, rest[0] - first)
-        yield (*at, first, *(0,) * len(rest[1:])), (*ones, count, *rest[1:])
-
-
-def _write_file(storage: Storage, path: str, file: str, pieces: list[Piece]) -> tuple[FileEntry, list[Chunk]]:
-    header = _header(pieces)
+def _write_file(
+    storage: Storage, name: CheckpointName, file: str, pieces: list[Piece]
+) -> tuple[FileEntry, list[Chunk]]:
+    header = header_of(pieces)
     hashes: list[str] = []
     total = len(header) + sum(piece.length for piece in pieces)
-    storage.write(path, _parts(header, pieces, hashes), total)
+    storage.write(f"{name.folder}/{file}", _parts(header, pieces, hashes), total)
     chunks = []
     offset = len(header)
     for piece, digest in zip(pieces, hashes, strict=True):
@@ -162,36 +115,16 @@ def _write_file(storage: Storage, path: str, file: str, pieces: list[Piece]) -> 
 
 
 def _parts(header: bytes, pieces: Iterable[Piece], hashes: list[str]) -> Iterator[bytes | memoryview]:
+    """The file's bytes; each piece's hash is appended when the last of its parts has been taken."""
     yield header
-    whole: memoryview | None = None
-    current: Buffer | None = None
     for piece in pieces:
-        if piece.buffer is not current:
-            current, whole = piece.buffer, piece.buffer.memory()
-        assert whole is not None
-        part = whole[piece.start : piece.start + piece.length]
-        hashes.append(xxhash.xxh3_128_hexdigest(part))
-        yield part
-
-
-def _header(pieces: list[Piece]) -> bytes:
-    """The safetensors header: 8 bytes of length, then JSON, padded with spaces."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for piece in pieces:
-        whole = piece.length == piece.buffer.bytes
-        name = piece.name if whole else f"{piece.name}[{','.join(map(str, piece.at))}]"
-        tag = dtypes.safetensors_tag(piece.buffer.dtype)
-        shape = list(piece.shape) if tag else [piece.length]
-        entries[name] = {
-            "dtype": tag or "U8",
-            "shape": shape,
-            "data_offsets": [offset, offset + piece.length],
-        }
-        offset += piece.length
-    text = msgspec.json.encode(entries)
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+        memory = piece.buffer.memory(piece.start, piece.length)
+        digest = xxhash.xxh3_128()
+        for start in range(0, piece.length, _PART_BYTES):
+            part = memory[start : start + _PART_BYTES]
+            digest.update(part)
+            yield part
+        hashes.append(digest.hexdigest())
 
 
 def _first_free_number(storage: Storage, name: CheckpointName, rank: int) -> int:

@@ -13,7 +13,7 @@ ROOMS = ("checkpoint", "trainer", "daemon")
 # daemon -> trainer -> checkpoint; nobody else.
 MAY_IMPORT = {"checkpoint": {"checkpoint"}, "trainer": {"trainer", "checkpoint"}, "daemon": set(ROOMS)}
 # The writer, the reader and the commands work on a tree and named buffers: only these of the store know torch.
-CHECKPOINT_WITH_TORCH = {"codec", "numpy_values", "tensor_values", "store"}
+CHECKPOINT_WITH_TORCH = {"codec", "lazy_state", "live_tensors", "numpy_values", "tensor_values", "store"}
 # What runs in the worker process; it may import torch inside its functions, never when it is imported itself.
 WORKER_SIDE = {"worker", "worker_session", "attempt", "target"}
 
