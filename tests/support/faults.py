@@ -1,7 +1,12 @@
 """Faults, each a thin wrapper over the real thing and named for what goes wrong."""
 
+import contextlib
+import errno
 import os
+import time
 import traceback
+
+from trainerd.checkpoint.errors import StorageUnusable
 
 CRASHED = 66
 
@@ -35,7 +40,9 @@ class CrashingStorage:
 class CrashingSystem:
     """The `os` module as `durable` sees it; the process dies around its k-th changing call, or half-way in a write."""
 
-    CHANGING = frozenset({"open", "posix_fallocate", "write", "fsync", "link", "replace", "unlink", "mkdir", "rmdir"})
+    CHANGING = frozenset(
+        {"open", "posix_fallocate", "write", "pwrite", "fsync", "link", "replace", "unlink", "mkdir", "rmdir"}
+    )
 
     def __init__(self, at, when):
         self._at = at
@@ -75,3 +82,50 @@ def in_child(function):
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class FaultyStorage:
+    """The real storage, whose k-th operation (from 1) goes wrong in one of the ways of FAULTS."""
+
+    FAULTS = ("error raised", "dies before", "dies after", "dies half-way", "answer lost", "slow", "duplicated")
+
+    def __init__(self, storage, at, fault):
+        self._storage = storage
+        self._at = at
+        self._fault = fault
+        self.calls = 0
+
+    def __getattr__(self, name):
+        value = getattr(self._storage, name)
+        if not callable(value):
+            return value
+
+        def operation(*args, **kwargs):
+            self.calls += 1
+            if self.calls != self._at:
+                return value(*args, **kwargs)
+            return self._go_wrong(name, value, args, kwargs)
+
+        return operation
+
+    def _go_wrong(self, name, operation, args, kwargs):
+        if self._fault == "error raised":
+            raise StorageUnusable("reach", args[0], OSError(errno.EIO, "a fault of the test"))
+        if self._fault == "dies before":
+            os._exit(CRASHED)
+        if self._fault == "dies half-way" and name == "write":
+            path, parts, size = args
+            whole = b"".join(parts)
+            operation(path, [whole[: size // 2]], size // 2)
+            os._exit(CRASHED)
+        if self._fault == "slow":
+            time.sleep(0.05)
+        result = operation(*args, **kwargs)
+        if self._fault in ("dies after", "dies half-way"):
+            os._exit(CRASHED)
+        if self._fault == "answer lost":
+            raise StorageUnusable("reach", args[0], OSError(errno.ETIMEDOUT, "a fault of the test"))
+        if self._fault == "duplicated":
+            with contextlib.suppress(FileExistsError):
+                return operation(*args, **kwargs)
+        return result
