@@ -4,11 +4,14 @@ import logging
 import time
 
 from trainerd.checkpoint import layout
+from trainerd.checkpoint.chunk_reader import file_path
 from trainerd.checkpoint.errors import CheckpointError, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.manifest import parse_manifest
 from trainerd.checkpoint.reader import candidates, read_manifest
 from trainerd.checkpoint.retention import Keep, Kept, reasons
 from trainerd.checkpoint.storage import Storage
+from trainerd.checkpoint.terms import committed
 
 _logger = logging.getLogger("trainerd.checkpoint")
 
@@ -22,8 +25,10 @@ def prune(storage: Storage, keep: Keep, *, term: int) -> list[CheckpointName]:
     wanted = reasons(list(valid), keep, time.time(), pinned=pinned)
     gone = [name for kept, name in valid.items() if not wanted[kept]]
     for name in gone:
-        _delete(storage, name)
-    return gone + sweep(storage, term)
+        # Without its manifest it counts no more: a crash from here on leaves debris, never a half checkpoint.
+        storage.delete(name.manifest)
+    swept = sweep(storage, term)
+    return gone + [name for name in swept if name not in gone]
 
 
 def _valid(storage: Storage) -> tuple[dict[Kept, CheckpointName], tuple[int, ...]]:
@@ -48,7 +53,10 @@ def sweep(storage: Storage, term: int) -> list[CheckpointName]:
         if (name := layout.parse_checkpoint(found)) and name.term <= term and storage.size(name.manifest) is None
     ]
     gone = []
+    needed = _referred_to(storage) if debris else set()
     for name in debris:
+        if any(f"{name.folder}/{file}" in needed for file in storage.names(name.folder)):
+            continue
         try:
             storage.delete_folder(name.folder)
         except StorageUnusable as error:
@@ -59,7 +67,10 @@ def sweep(storage: Storage, term: int) -> list[CheckpointName]:
     return gone
 
 
-def _delete(storage: Storage, name: CheckpointName) -> None:
-    # Without its manifest it counts no more, so a crash from here on leaves debris, never a half checkpoint.
-    storage.delete(name.manifest)
-    storage.delete_folder(name.folder)
+def _referred_to(storage: Storage) -> set[str]:
+    """Files that some checkpoint needs, its own or another's. Damaged if one cannot say what it needs."""
+    return {
+        file_path(name, file)
+        for name in committed(storage)
+        for file in parse_manifest(storage.read(name.manifest), name).files
+    }

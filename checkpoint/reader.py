@@ -1,11 +1,13 @@
 """Find, check and read checkpoints without torch: believe hashes, never presence or names."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import xxhash
 
+from trainerd.checkpoint import layout
 from trainerd.checkpoint.chunk_reader import file_path, read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
@@ -21,8 +23,9 @@ State = Literal["valid", "damaged", "incomplete", "superseded"]
 class CheckpointInfo:
     """What a listing says of one checkpoint.
 
-    `bytes` are those of its tensors, `unique_bytes` those of its own files; `time` in seconds since 1970, UTC. `pins`
-    are the steps that it wants kept, `pinned` says whether the newest valid one wants this one kept.
+    `bytes` are those of its tensors, `unique_bytes` those of the `files` (paths in the run) that no other checkpoint
+    needs; `time` in seconds since 1970, UTC. `pins` are the steps that it wants kept, `pinned` says whether the newest
+    valid one wants this one kept.
     """
 
     name: str
@@ -32,6 +35,7 @@ class CheckpointInfo:
     reason: str = ""
     bytes: int = 0
     unique_bytes: int = 0
+    files: Mapping[str, int] = field(default_factory=dict)
     time: float | None = None
     pins: tuple[int, ...] = ()
     pinned: bool = False
@@ -63,7 +67,8 @@ class StoredTree:
 def list_checkpoints(storage: Storage) -> list[CheckpointInfo]:
     """Every checkpoint of a run, newest last, judged by manifest and file lengths; no data is read."""
     tickets = read_tickets(storage)
-    return _mark_newest([_judge(storage, name, counted=counts(name, tickets)) for name in named(storage)])
+    infos = [_judge(storage, name, counted=counts(name, tickets)) for name in named(storage)]
+    return _mark_newest(_share_files(infos))
 
 
 def verify_checkpoints(storage: Storage, step: int | None = None) -> Iterator[CheckpointInfo]:
@@ -188,9 +193,19 @@ def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> Checkpoi
         manifest = read_manifest(storage, name)
     except (Damaged, FormatTooNew) as error:
         return replace(info, state="damaged", reason=getattr(error, "reason", str(error)))
-    own = sum(entry.bytes for file, entry in manifest.files.items() if "/" not in file)
-    info = replace(info, bytes=manifest.bytes, unique_bytes=own, time=manifest.time, pins=manifest.pinned)
+    files = {file_path(name, file): entry.bytes for file, entry in manifest.files.items()}
+    info = replace(info, bytes=manifest.bytes, files=files, time=manifest.time, pins=manifest.pinned)
     return info if counted else replace(info, state="superseded", reason="a later term resumed from an earlier step")
+
+
+def _share_files(infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Say what each one occupies alone; leave out folders that are no checkpoints any more, but hold others' data."""
+    users = Counter(path for info in infos for path in info.files)
+    infos = [
+        replace(info, unique_bytes=sum(size for path, size in info.files.items() if users[path] == 1)) for info in infos
+    ]
+    folders = {path.rpartition("/")[0] for path in users}
+    return [info for info in infos if info.state != "incomplete" or f"{layout.CHECKPOINTS}/{info.name}" not in folders]
 
 
 def _mark_newest(infos: list[CheckpointInfo]) -> list[CheckpointInfo]:

@@ -21,7 +21,6 @@ from trainerd.checkpoint import envelope, layout
 from trainerd.checkpoint.envelope import Body
 from trainerd.checkpoint.errors import Damaged, RunDamaged, RunOwned, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.local_storage import LocalStorage
 from trainerd.checkpoint.manifest import RunRecord
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.versions import WRITTEN_BY
@@ -141,10 +140,9 @@ class RunOwner:
     @classmethod
     def acquire(cls, storage: Storage) -> "RunOwner":
         """Lock the run, making its folder if need be. RunOwned, StorageUnusable, FormatTooNew, RunDamaged."""
-        assert isinstance(storage, LocalStorage)
         read_run(storage)
         storage.make_folder("")
-        path = os.path.join(storage.root, layout.LOCK_FILE)
+        path = os.path.join(storage.root, layout.LOCK_FILE)  # type: ignore[attr-defined] # a local storage
         lock = filelock.FileLock(path, timeout=0, thread_local=False)
         try:
             holder = _read_holder(path)
