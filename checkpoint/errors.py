@@ -134,9 +134,21 @@ class StorageUnusable(CheckpointError):
     may_have_committed = False
     """The answer to the commit itself is what did not come: the checkpoint may be there, or still appear."""
 
-    def __init__(self, action: str, place: str, cause: OSError) -> None:
-        self.errno = cause.errno or 0
+    def __init__(self, action: str, place: str, cause: Exception) -> None:
+        self.errno = (cause.errno if isinstance(cause, OSError) else None) or 0
         self.place = place
-        reason = os.strerror(cause.errno) if cause.errno else str(cause)
-        hint = _HINTS.get(self.errno, "Check the storage and start again")
+        number = self.errno if self.errno in _HINTS or not str(cause) else 0
+        reason = os.strerror(number) if number else " ".join(f"{type(cause).__name__}: {cause}".split())
+        hint = _HINTS.get(self.errno) or _hint_by_kind(cause)
         super().__init__(f"Cannot {action} {place}: {reason}. {hint}. Nothing that was saved is lost.")
+
+
+def _hint_by_kind(cause: Exception) -> str:
+    """Libraries raise these without a number."""
+    if isinstance(cause, FileNotFoundError):
+        return "Is the bucket, container or folder there? Make it and start again"
+    if isinstance(cause, PermissionError) or "redential" in type(cause).__name__ or "uth" in type(cause).__name__:
+        return "Check the credentials and what they allow; docs/storage.md says where they come from"
+    if isinstance(cause, ImportError | TypeError | ValueError):
+        return "Check the run URL and its options: docs/storage.md"
+    return "Check the storage and start again"
