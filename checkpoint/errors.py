@@ -145,7 +145,7 @@ class StorageUnusable(CheckpointError):
 
 def _hint_by_kind(cause: Exception) -> str:
     """Libraries raise these without a number."""
-    if isinstance(cause, FileNotFoundError):
+    if isinstance(cause, FileNotFoundError) or type(cause).__name__ == "ResourceNotFoundError":
         return "Is the bucket, container or folder there? Make it and start again"
     if isinstance(cause, PermissionError) or "redential" in type(cause).__name__ or "uth" in type(cause).__name__:
         return "Check the credentials and what they allow; docs/storage.md says where they come from"

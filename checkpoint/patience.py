@@ -36,6 +36,7 @@ _FINAL_NAMES = frozenset(
         "AuthenticationException",
         "BadHostKeyException",
         "ParamValidationError",
+        "ResourceNotFoundError",
     }
 )
 
@@ -70,10 +71,11 @@ class Patience:
                 try:
                     return request()
                 except Exception as error:
-                    on_failure()
-                    if may_pass(error) and attempt.num < self.tries:
-                        text = "%s: %s; trying again (%d of %d)"
-                        _logger.warning(text, what, reason(error), attempt.num + 1, self.tries)
+                    if may_pass(error):
+                        on_failure()
+                        if attempt.num < self.tries:
+                            text = "%s: %s; trying again (%d of %d)"
+                            _logger.warning(text, what, reason(error), attempt.num + 1, self.tries)
                     raise
         raise AssertionError("stamina raises the last error")
 
