@@ -113,7 +113,7 @@ def _prepare(job: Job, fresh: bool) -> tuple["TrainerBase", "CheckpointStore", R
 
     keep = job.checkpoint.keep
     store = CheckpointStore(
-        open_storage(job.dir),
+        open_storage(job.dir, job.storage),
         keep=Keep(last=keep.last, every_steps=keep.every_steps, newer_than_seconds=keep.newer_than_seconds),
     )
     loaded = store.load(fresh=fresh)
