@@ -60,6 +60,13 @@ class Damaged(CheckpointError):
         super().__init__(f"{name} is damaged: {reason}.")
 
 
+class NotCommitted(Damaged):
+    """A checkpoint without a manifest: a save that was not finished, or what is left of one that was pruned."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "its manifest is gone")
+
+
 class RunDamaged(CheckpointError):
     """A file on which the whole run depends is not what was written: nothing may be loaded or written by guesswork."""
 

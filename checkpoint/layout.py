@@ -8,6 +8,7 @@ RUN_FILE = "run.json"
 LOCK_FILE = "lock"
 TERMS = "terms"
 CHECKPOINTS = "checkpoints"
+PINS = "pins"
 MANIFEST = "manifest.json"
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -61,6 +62,16 @@ def parse_ticket(name: str) -> int | None:
     """The term that a file's name in `terms/` means; None for foreign names."""
     match = _TICKET.fullmatch(name)
     return int(match[1]) if match and f"{int(match[1]):06d}.json" == name else None
+
+
+def pin_file(name: CheckpointName) -> str:
+    """Where the record lies that somebody pinned a checkpoint, relative to the run."""
+    return f"{PINS}/{name}.json"
+
+
+def parse_pin(name: str) -> CheckpointName | None:
+    """The checkpoint that a file's name in `pins/` means; None for foreign names."""
+    return parse_checkpoint(name.removesuffix(".json")) if name.endswith(".json") else None
 
 
 def data_file(rank: int, number: int) -> str:

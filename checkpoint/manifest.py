@@ -42,10 +42,12 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     header_xxh3_128: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed checkpoint. `time` in seconds since 1970, UTC; keys of `files` relative to the checkpoint.
+class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says beside its tensors: enough to choose among many, and quick to read.
 
-    `pinned`: steps whose checkpoints stay while this one is the newest that counts.
+    `time` in seconds since 1970, UTC; keys of `files` relative to the checkpoint. `pinned`: steps whose checkpoints
+    stay while this one is the newest that counts. `metrics`: finite numbers, by which it may be the best. `keep`: the
+    retention rules at that time.
     """
 
     written_by: str
@@ -55,15 +57,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     world_size: int
     pinned: tuple[int, ...] = ()
+    metrics: dict[str, float] = {}
+    keep: dict[str, Any] = {}
     versions: dict[str, str]
     files: dict[str, FileEntry]
-    tensors: dict[str, TensorEntry]
-    tree: Any
 
     @property
     def name(self) -> CheckpointName:
         """Step and term."""
         return CheckpointName(self.step, self.term)
+
+
+class Manifest(ManifestHead, frozen=True, kw_only=True):
+    """One committed checkpoint."""
+
+    tensors: dict[str, TensorEntry]
+    tree: Any
 
     @property
     def bytes(self) -> int:
@@ -88,14 +97,30 @@ def parse_manifest(data: bytes, name: CheckpointName) -> Manifest:
     return manifest
 
 
-def _first_fault(manifest: Manifest, name: CheckpointName) -> str | None:
-    if manifest.name != name:
-        return f"it is the manifest of {manifest.name}"
-    for file, entry in manifest.files.items():
+def parse_head(data: bytes, name: CheckpointName) -> ManifestHead:
+    """As `parse_manifest`, without looking at the tensors."""
+    head = envelope.unseal(data, ManifestHead, name.manifest)
+    reason = _head_fault(head, name)
+    if reason:
+        raise Damaged(name.manifest, reason)
+    return head
+
+
+def _head_fault(head: ManifestHead, name: CheckpointName) -> str | None:
+    if head.name != name:
+        return f"it is the manifest of {head.name}"
+    for file, entry in head.files.items():
         if not _is_data_file(file):
             return f"it names a file outside the run's checkpoints: {file!r}"
         if not 8 <= entry.header_bytes <= entry.bytes:
             return f"it gives {file} {entry.bytes} bytes with a header of {entry.header_bytes}"
+    return None
+
+
+def _first_fault(manifest: Manifest, name: CheckpointName) -> str | None:
+    fault = _head_fault(manifest, name)
+    if fault:
+        return fault
     for tensor, described in manifest.tensors.items():
         fault = _tensor_fault(described, manifest.files)
         if fault:

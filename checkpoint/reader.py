@@ -1,17 +1,21 @@
 """Find, check and read checkpoints without torch: believe hashes, never presence or names."""
 
+import errno
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import xxhash
 
-from trainerd.checkpoint import layout
 from trainerd.checkpoint.chunk_reader import file_path, read_chunks, reads_of
-from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint
+from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint, NotCommitted, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.pins import read_pins
+from trainerd.checkpoint.retention import Candidate, Keep, candidate_of, reasons, recorded_keep
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.terms import committed, committed_once, counts, named, read_run, read_tickets
 from trainerd.checkpoint.trees import KIND, find
@@ -23,9 +27,9 @@ State = Literal["valid", "damaged", "incomplete", "superseded"]
 class CheckpointInfo:
     """What a listing says of one checkpoint.
 
-    `bytes` are those of its tensors, `unique_bytes` those of the `files` (paths in the run) that no other checkpoint
-    needs; `time` in seconds since 1970, UTC. `pins` are the steps that it wants kept, `pinned` says whether the newest
-    valid one wants this one kept.
+    `bytes` are those of its tensors, `unique_bytes` those of the data files that no other checkpoint needs; `time` in
+    seconds since 1970, UTC. `pinned` says whether a person or the newest valid one wants this one kept, `kept_because`
+    why the rules by which the newest valid one was saved keep it: with none, the next prune deletes it.
     """
 
     name: str
@@ -35,9 +39,7 @@ class CheckpointInfo:
     reason: str = ""
     bytes: int = 0
     unique_bytes: int = 0
-    files: Mapping[str, int] = field(default_factory=dict)
     time: float | None = None
-    pins: tuple[int, ...] = ()
     pinned: bool = False
     kept_because: tuple[str, ...] = ()
 
@@ -67,8 +69,12 @@ class StoredTree:
 def list_checkpoints(storage: Storage) -> list[CheckpointInfo]:
     """Every checkpoint of a run, newest last, judged by manifest and file lengths; no data is read."""
     tickets = read_tickets(storage)
-    infos = [_judge(storage, name, counted=counts(name, tickets)) for name in named(storage)]
-    return _mark_newest(_share_files(infos))
+    names = named(storage)
+    with ThreadPoolExecutor(storage.guarantees.parallel, thread_name_prefix="trainerd-list") as pool:
+        judged = list(pool.map(lambda name: _judge(storage, name, counted=counts(name, tickets)), names))
+    needed = {path.partition("/")[0] for one in judged for path in one.files}
+    # What is left of a pruned checkpoint because others refer to it is no checkpoint any more.
+    return _explained(storage, [one for one in judged if one.info.state != "incomplete" or one.info.name not in needed])
 
 
 def verify_checkpoints(storage: Storage, step: int | None = None) -> Iterator[CheckpointInfo]:
@@ -99,24 +105,21 @@ def newest_step(storage: Storage) -> int | None:
 
 def newest_whole_step(storage: Storage) -> int | None:
     """As `newest_step`, with every byte of data held against its hash."""
-    skipped = []
-    for name in candidates(storage):
-        info = _verify(storage, CheckpointInfo(str(name), name.step, name.term, "valid"))
+    skipped: list[str] = []
+    for manifest in valid_manifests(storage, skipped):
+        info = _verify(storage, CheckpointInfo(str(manifest.name), manifest.step, manifest.term, "valid"))
         if info.state == "valid":
             return info.step
-        skipped.append(str(Damaged(str(name), info.reason)))
+        skipped.append(str(Damaged(info.name, info.reason)))
     refuse_fresh_start(storage, skipped)
     return None
 
 
 def read_newest(storage: Storage) -> Manifest | None:
     """Manifest of the newest valid checkpoint on the lineage, judged without reading data; else as `newest_step`."""
-    skipped = []
-    for name in candidates(storage):
-        try:
-            return read_manifest(storage, name)
-        except Damaged as damage:
-            skipped.append(str(damage))
+    skipped: list[str] = []
+    for manifest in valid_manifests(storage, skipped):
+        return manifest
     refuse_fresh_start(storage, skipped)
     return None
 
@@ -131,21 +134,37 @@ def read_valid(storage: Storage, step: int | None) -> Manifest:
 
 def read_step(storage: Storage, step: int) -> Manifest:
     """Manifest of a step's checkpoint, on the lineage if there is a choice. NoCheckpoint names the steps there are."""
+    return read_manifest(storage, name_of_step(storage, step))
+
+
+def name_of_step(storage: Storage, step: int) -> CheckpointName:
+    """A step's checkpoint, on the lineage if there is a choice. NoCheckpoint names the steps there are."""
     tickets = read_tickets(storage)
-    names = [name for name in committed(storage) if name.step == step]
+    names = [name for name in named(storage) if name.step == step and storage.size(name.manifest) is not None]
     if not names:
         steps = sorted({name.step for name in committed(storage)})
         have = f"It has the steps {_abbreviated(steps)}" if steps else "It has no checkpoint at all"
         raise NoCheckpoint(
             f"{storage.url} has no checkpoint of step {step}. {have}; `trainerd list {storage.url}` shows them."
         )
-    return read_manifest(storage, max(names, key=lambda name: (counts(name, tickets), name.term)))
+    return max(names, key=lambda name: (counts(name, tickets), name.term))
 
 
-def candidates(storage: Storage) -> list[CheckpointName]:
-    """Checkpoints that a resume may take, best first: committed and on the lineage."""
+def candidates(storage: Storage) -> Iterator[CheckpointName]:
+    """What a resume may take, best first: on the lineage, committed or not, which only reading the manifest tells."""
     tickets = read_tickets(storage)
-    return [name for name in reversed(committed(storage)) if counts(name, tickets)]
+    return (name for name in reversed(named(storage)) if counts(name, tickets))
+
+
+def valid_manifests(storage: Storage, skipped: list[str]) -> Iterator[Manifest]:
+    """Manifests that a resume may take, best first, each read when it is asked for; `skipped` gets why others not."""
+    for name in candidates(storage):
+        try:
+            yield read_manifest(storage, name)
+        except NotCommitted:
+            continue
+        except Damaged as damage:
+            skipped.append(str(damage))
 
 
 def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
@@ -161,11 +180,16 @@ def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
 
 
 def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
-    """A checkpoint's manifest, its files present and of the right length. Damaged, FormatTooNew."""
+    """A checkpoint's manifest, its files present and of the right length. NotCommitted, Damaged, FormatTooNew."""
     try:
         manifest = parse_manifest(storage.read(name.manifest), name)
     except FileNotFoundError:
-        raise Damaged(str(name), "its manifest is gone") from None
+        raise NotCommitted(str(name)) from None
+    except StorageUnusable as error:
+        # A file in the place of its folder, or a folder in the place of its manifest: foreign, and not in the way.
+        if error.errno not in {errno.ENOTDIR, errno.EISDIR}:
+            raise
+        raise NotCommitted(str(name)) from None
     run = read_run(storage)
     if run is not None and run.run != manifest.run:
         raise Damaged(str(name), f"it belongs to another run ({manifest.run}), this one is {run.run}")
@@ -185,40 +209,52 @@ def verify_headers(storage: Storage, manifest: Manifest) -> None:
             raise Damaged(str(manifest.name), f"the header of {file} does not match its hash")
 
 
-def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> CheckpointInfo:
+@dataclass(frozen=True)
+class _Judged:
+    """What is said of a checkpoint, and what retention needs of it; not its manifest, for there may be thousands."""
+
+    name: CheckpointName
+    info: CheckpointInfo
+    candidate: Candidate | None = None
+    pins: tuple[int, ...] = ()
+    keep: Keep | None = None
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """Bytes of the data files that it needs."""
+        return self.candidate.files if self.candidate else {}
+
+
+def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> _Judged:
     info = CheckpointInfo(str(name), name.step, name.term, "valid")
-    if storage.size(name.manifest) is None:
-        return replace(info, state="incomplete", reason="it has no manifest: the save was not finished")
     try:
         manifest = read_manifest(storage, name)
+    except NotCommitted:
+        return _Judged(name, replace(info, state="incomplete", reason="it has no manifest: the save was not finished"))
     except (Damaged, FormatTooNew) as error:
-        return replace(info, state="damaged", reason=getattr(error, "reason", str(error)))
-    files = {file_path(name, file): entry.bytes for file, entry in manifest.files.items()}
-    info = replace(info, bytes=manifest.bytes, files=files, time=manifest.time, pins=manifest.pinned)
-    return info if counted else replace(info, state="superseded", reason="a later term resumed from an earlier step")
+        return _Judged(name, replace(info, state="damaged", reason=getattr(error, "reason", str(error))))
+    info = replace(info, bytes=manifest.bytes, time=manifest.time)
+    if not counted:
+        info = replace(info, state="superseded", reason="a later term resumed from an earlier step")
+    return _Judged(name, info, candidate_of(manifest), manifest.pinned, recorded_keep(manifest.keep))
 
 
-def _share_files(infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Say what each one occupies alone; leave out folders that are no checkpoints any more, but hold others' data."""
-    users = Counter(path for info in infos for path in info.files)
-    infos = [
-        replace(info, unique_bytes=sum(size for path, size in info.files.items() if users[path] == 1)) for info in infos
-    ]
-    folders = {path.rpartition("/")[0] for path in users}
-    return [info for info in infos if info.state != "incomplete" or f"{layout.CHECKPOINTS}/{info.name}" not in folders]
-
-
-def _mark_newest(infos: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    newest = next((info for info in reversed(infos) if info.state == "valid"), None)
-    if newest is None:
-        return infos
+def _explained(storage: Storage, judged: list[_Judged]) -> list[CheckpointInfo]:
+    """Say of each checkpoint what it alone occupies, whether it is pinned, and why the newest one's rules keep it."""
+    pins = read_pins(storage)
+    valid = [one for one in judged if one.info.state == "valid"]
+    rules = valid[-1].keep.rules if valid and valid[-1].keep else ()
+    steps = valid[-1].pins if valid else ()
+    kept = reasons(filter(None, (one.candidate for one in valid)), rules, time.time(), pinned_steps=steps, pins=pins)
+    users = Counter(file for one in judged if one.candidate for file in one.files)
     return [
         replace(
-            info,
-            pinned=info.state == "valid" and info.step in newest.pins,
-            kept_because=("newest",) if info is newest else (),
+            one.info,
+            unique_bytes=sum(size for file, size in one.files.items() if users[file] == 1),
+            pinned=one.name in pins or (one.name in kept and one.name.step in steps),
+            kept_because=kept.get(one.name) or ((pins[one.name],) if one.name in pins else ()),
         )
-        for info in infos
+        for one in judged
     ]
 
 

@@ -1,6 +1,7 @@
 """The facade: save, load, list, verify and prune the checkpoints of one run."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainerd.checkpoint import codec, pruning, reader, terms, trees
+from trainerd.checkpoint import codec, pins, reader, terms, trees
 from trainerd.checkpoint.chunk_reader import read_chunks, reads_of
 from trainerd.checkpoint.errors import DISK_FULL, CheckpointError, Damaged, NoCheckpoint, StorageUnusable
 from trainerd.checkpoint.incremental import Unchanged
@@ -16,6 +17,7 @@ from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.lazy_state import LazyState
 from trainerd.checkpoint.live_tensors import Destinations
 from trainerd.checkpoint.manifest import Manifest
+from trainerd.checkpoint.pruning import Pruner
 from trainerd.checkpoint.reader import CheckpointInfo
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import Storage
@@ -52,6 +54,7 @@ class CheckpointStore:
     def __init__(self, storage: Storage, *, term: int | None = None, keep: Keep | None = None) -> None:
         self._storage = storage
         self._keep = keep or Keep()
+        self._pruner = Pruner(storage)
         self._newest: Manifest | None = None  # as far as this object has saved or loaded it, every byte
         self._unchanged = Unchanged()
         self._distrusted: set[str] = set()
@@ -61,23 +64,27 @@ class CheckpointStore:
         """Encode and decode the state without writing or copying: UnsupportedState names what would not come back."""
         codec.check_inverse(state)
 
-    def save(self, step: int, state: object, *, pinned: Sequence[int] = ()) -> Saved:
+    def save(
+        self, step: int, state: object, *, pinned: Sequence[int] = (), metrics: Mapping[str, float] | None = None
+    ) -> Saved:
         """Commit the state of a step, then prune. UnsupportedState, StorageUnusable: earlier checkpoints are untouched.
 
         Checkpoints of `pinned` steps are kept, whatever the retention rules say, as long as this one is the newest.
+        By one of `metrics` a checkpoint may be kept as one of the best; what is not finite never is, and is left out.
         Tensors are read while this runs; nothing may change them until it returns.
         """
         began = time.monotonic()
         name = CheckpointName(step, self._owned_term())
         tree, leaves = codec.encode(state)
+        finite = {metric: float(value) for metric, value in (metrics or {}).items() if math.isfinite(value)}
         try:
-            manifest = self._write(name, tree, leaves, tuple(pinned))
+            manifest = self._write(name, tree, leaves, tuple(pinned), finite)
         except StorageUnusable as error:
             if error.errno not in DISK_FULL:
                 raise
             # What retention no longer wants may be all that is in the way; anything more waits for the next save.
             self._prune()
-            manifest = self._write(name, tree, leaves, tuple(pinned))
+            manifest = self._write(name, tree, leaves, tuple(pinned), finite)
         seconds = time.monotonic() - began
         self._newest = manifest
         self._tidy(lambda storage, _term: terms.mark_commit(storage, name))
@@ -96,9 +103,9 @@ class CheckpointStore:
         if step is not None:
             return self._load(reader.read_step(self._storage, step), into, ())
         skipped: list[str] = []
-        for name in reader.candidates(self._storage):
+        for manifest in reader.valid_manifests(self._storage, skipped):
             try:
-                return self._load(reader.read_manifest(self._storage, name), into, tuple(skipped))
+                return self._load(manifest, into, tuple(skipped))
             except Damaged as damage:
                 skipped.append(str(damage))
         reader.refuse_fresh_start(self._storage, skipped)
@@ -127,9 +134,22 @@ class CheckpointStore:
             raise NoCheckpoint(f"{self._storage.url} has no checkpoint of step {step}.")
         return reader.verify_checkpoints(self._storage, step)
 
-    def prune(self) -> Sequence[str]:
-        """Delete what the retention rules do not want and the debris of failed saves; return the names that went."""
-        return [str(name) for name in pruning.prune(self._storage, self._keep, term=self._owned_term())]
+    def prune(self, *, dry_run: bool = False) -> Sequence[str]:
+        """Delete what the retention rules do not want and the debris of failed saves; return the names that went.
+
+        A dry run deletes nothing, needs no term, and returns the names that would go.
+        """
+        term = None if dry_run else self._owned_term()
+        plan = self._pruner.plan(self._keep) if term is None else self._pruner.prune(self._keep, term=term)
+        return [str(name) for name in (*plan.goes, *plan.debris)]
+
+    def pin(self, step: int, note: str = "") -> None:
+        """Keep a step's checkpoint, whatever the rules say, until `unpin`. NoCheckpoint if there is none."""
+        pins.pin(self._storage, reader.name_of_step(self._storage, step), note)
+
+    def unpin(self, step: int) -> None:
+        """Let the rules decide again about a step that was pinned with `pin`. NoCheckpoint if it was not."""
+        pins.unpin(self._storage, step)
 
     def _tidy(self, work: Callable[[Storage, int], object]) -> None:
         # Trouble with other files must not hide how the save itself went.
@@ -139,14 +159,21 @@ class CheckpointStore:
             _logger.warning("after the save: %s", error)
 
     def _prune(self) -> None:
-        self._tidy(lambda storage, term: pruning.prune(storage, self._keep, term=term))
+        self._tidy(lambda _storage, term: self._pruner.prune(self._keep, term=term))
 
     def _owned_term(self) -> int:
         if self.term is None:
             raise RuntimeError("saving and pruning need a term: RunOwner.acquire(storage).ensure_term(resumed_from)")
         return self.term
 
-    def _write(self, name: CheckpointName, tree: Any, leaves: Mapping[str, Leaf], pinned: tuple[int, ...]) -> Manifest:
+    def _write(
+        self,
+        name: CheckpointName,
+        tree: Any,
+        leaves: Mapping[str, Leaf],
+        pinned: tuple[int, ...],
+        metrics: Mapping[str, float],
+    ) -> Manifest:
         run = terms.read_run(self._storage)
         try:
             return write_checkpoint(
@@ -156,15 +183,19 @@ class CheckpointStore:
                 leaves,
                 run=run.run if run else "",
                 pinned=pinned,
+                metrics=metrics,
+                keep=self._keep.as_recorded(),
                 reused=self._unchanged.find(self._storage, leaves, self._newest, self._distrusted),
                 written_by=WRITTEN_BY,
                 versions={**versions(), "torch": str(torch.__version__), "cuda": torch.version.cuda or ""},
             )
         except StorageUnusable as error:
-            if not error.may_have_committed:
-                # On a full disk the debris of this attempt may be what stops the next one. But where the commit may
-                # still appear, its files must be there; a later term sweeps them.
-                self._tidy(pruning.sweep)
+            if error.may_have_committed:
+                # Its files must be there if the manifest still appears; a later term sweeps them if it does not.
+                self._pruner.spare(name)
+            else:
+                # On a full disk the debris of this attempt may be what stops the next one.
+                self._tidy(lambda _storage, term: self._pruner.sweep(term=term))
             raise
 
     def _load(self, manifest: Manifest, into: object | None, skipped: tuple[str, ...]) -> Loaded:

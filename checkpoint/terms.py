@@ -55,10 +55,22 @@ class Holder(msgspec.Struct, frozen=True):
     started: str
 
 
-def read_tickets(storage: Storage) -> list[Ticket]:
-    """All tickets of a run, by term. RunDamaged if one is not what was written: without it the lineage is unknown."""
-    terms = sorted(term for name in storage.names(layout.TERMS) if (term := layout.parse_ticket(name)) is not None)
-    return [_read_ticket(storage, term) for term in terms]
+def read_tickets(storage: Storage, known: Iterable[Ticket] = ()) -> list[Ticket]:
+    """All tickets of a run, by term. RunDamaged if one is not what was written: without it the lineage is unknown.
+
+    They never change, so those that are `known` are not read again.
+    """
+    by_term = {ticket.term: ticket for ticket in known}
+    return [by_term.get(term) or _read_ticket(storage, term) for term in _ticket_terms(storage)]
+
+
+def newest_term(storage: Storage) -> int:
+    """The newest ticket's term; 0 before the first."""
+    return max(_ticket_terms(storage), default=0)
+
+
+def _ticket_terms(storage: Storage) -> list[int]:
+    return sorted(term for name in storage.names(layout.TERMS) if (term := layout.parse_ticket(name)) is not None)
 
 
 def _read_ticket(storage: Storage, term: int) -> Ticket:
@@ -162,14 +174,20 @@ class RunOwner:
         Writes `run.json` and the ticket when a new term begins. RunOwned if another daemon began it first.
         """
         tickets = read_tickets(self._storage)
-        newest = max((name.step for name in committed(self._storage) if counts(name, tickets)), default=resumed_from)
-        if self.term is None or newest > resumed_from:
+        newest = _newest_committed_step(self._storage, tickets)
+        if self.term is None or (newest is not None and newest > resumed_from):
             self.term = _begin_term(self._storage, tickets, resumed_from)
         return self.term
 
     def release(self) -> None:
         """Give the lock up."""
         self._lock.release()
+
+
+def _newest_committed_step(storage: Storage, tickets: list[Ticket]) -> int | None:
+    """Of the checkpoints on the lineage, valid or not; newest first, so that the older ones are not looked at."""
+    on_lineage = (name for name in reversed(named(storage)) if counts(name, tickets))
+    return next((name.step for name in on_lineage if storage.size(name.manifest) is not None), None)
 
 
 def _begin_term(storage: Storage, tickets: list[Ticket], resumed_from: int) -> int:

@@ -6,6 +6,7 @@ Works on a tree and named buffers, so that it needs no torch.
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -32,6 +33,8 @@ def write_checkpoint(
     written_by: str,
     versions: dict[str, str],
     pinned: tuple[int, ...] = (),
+    metrics: Mapping[str, float] = MappingProxyType({}),
+    keep: Mapping[str, Any] = MappingProxyType({}),
     reused: Reused = NOTHING,
     rank: int = 0,
     file_bytes: int | None = None,
@@ -57,6 +60,8 @@ def write_checkpoint(
         time=time.time(),
         world_size=1,
         pinned=pinned,
+        metrics=dict(metrics),
+        keep=dict(keep),
         versions=versions,
         files={**reused.files, **files},
         tensors={tensor: reused.tensors.get(tensor) or written[tensor] for tensor in buffers},

@@ -1,20 +1,28 @@
-"""Durations ("10 s", "5 min", "2 h") and intervals (a duration, "500 steps" or "auto"), in and out of text."""
+"""Durations ("10 s"), intervals (a duration, "500 steps" or "auto") and amounts of bytes ("200 GB") in a job file."""
 
 import re
 from typing import NewType
 
 import msgspec
 
+from trainerd.checkpoint.words import duration_in_words, steps_in_words
+
 Seconds = NewType("Seconds", float)
 Steps = NewType("Steps", int)
+Bytes = NewType("Bytes", int)
 
 DURATION_FORM = 'a duration such as "10 s", "5 min" or "2 h"'
 STEPS_FORM = 'a number of steps such as "500 steps"'
-INTERVAL_FORM = f'"auto", {STEPS_FORM}, or {DURATION_FORM}'
+SPACING_FORM = f"{STEPS_FORM}, or {DURATION_FORM}"
+INTERVAL_FORM = f'"auto", {SPACING_FORM}'
+BYTES_FORM = 'an amount of bytes such as "200 GB", "1.5 TB" or "64 MiB"'
 
 _UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?) *(s|min|h)")
-_STEPS = re.compile(r"(\d[\d_]*) *steps?")
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d+)?) *(s|min|h)")
+_UNIT_BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
+_UNIT_BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_BYTES = re.compile(rf"(\d{{1,15}}(?:\.\d+)?) *({'|'.join(_UNIT_BYTES)})")
+_STEPS = re.compile(r"(\d[\d_]{0,18}) *steps?")
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -30,8 +38,12 @@ class Interval(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.steps is not None:
-            return format_steps(self.steps)
-        return "auto" if self.seconds is None else format_duration(self.seconds)
+            return steps_in_words(self.steps)
+        return "auto" if self.seconds is None else duration_in_words(self.seconds)
+
+
+class Spacing(Interval, frozen=True):
+    """An interval that is not left to the daemon."""
 
 
 def parse_duration(text: str) -> Seconds:
@@ -70,15 +82,21 @@ def parse_interval(text: str) -> Interval:
     return Interval(seconds=seconds)
 
 
-def format_duration(seconds: float) -> str:
-    """The text that `parse_duration` reads back as exactly this many seconds."""
-    for unit in ("h", "min"):
-        size = _UNIT_SECONDS[unit]
-        if seconds >= size and seconds % size == 0:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s" if seconds == int(seconds) else f"{seconds!r} s"
+def parse_spacing(text: str) -> Spacing:
+    """The interval of `"500 steps"` or `"6 h"`; ValueError otherwise."""
+    try:
+        interval = parse_interval(text)
+    except ValueError:
+        interval = Interval()
+    if interval.auto:
+        raise ValueError(f"expected {SPACING_FORM}, above zero")
+    return Spacing(steps=interval.steps, seconds=interval.seconds)
 
 
-def format_steps(steps: int) -> str:
-    """The text that `parse_steps` reads back."""
-    return f"{steps} step" if steps == 1 else f"{steps} steps"
+def parse_bytes(text: str) -> Bytes:
+    """The number of bytes of `"200 GB"` or `"64 MiB"`, at least 1; ValueError otherwise."""
+    match = _BYTES.fullmatch(text.strip())
+    count = round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
+    if count < 1:
+        raise ValueError(f"expected {BYTES_FORM}, above zero")
+    return Bytes(count)

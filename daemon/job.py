@@ -4,12 +4,12 @@ A field that carries a description is a key of the job file, under its encoded n
 """
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
 
-from trainerd.daemon.durations import Interval, Seconds, Steps
+from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing
 from trainerd.trainer.mismatch import OnMismatch
 
 
@@ -24,12 +24,20 @@ class KeepTable(msgspec.Struct, frozen=True, kw_only=True):
             extra={"why_least": "the newest checkpoint is what a restart needs, so it is never deleted"},
         ),
     ] = 3
-    every_steps: Annotated[Steps | None, Meta(description="those whose step is a multiple of this")] = field(
-        name="every", default=None
-    )
+    every: Annotated[
+        Spacing | None, Meta(description="those whose step is a multiple of this, or the first of each period of time")
+    ] = None
     newer_than_seconds: Annotated[Seconds | None, Meta(description="those younger than this")] = field(
         name="newer_than", default=None
     )
+    best: Annotated[
+        int | None, Meta(description="so many of the best by `metric`", extra={"least": 1})  # ge: not with None
+    ] = None
+    metric: Annotated[str, Meta(description="the scalar by which they are the best")] = "total_loss"
+    mode: Annotated[Literal["min", "max"], Meta(description="whether less or more of it is better")] = "min"
+    bytes: Annotated[
+        Bytes | None, Meta(description="the newest ones whose data files, each counted once, take no more than this")
+    ] = None
 
 
 class CheckpointTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,9 +84,8 @@ def _read_flags(flags: dict[str, str], folder: str) -> dict[str, Found]:
         if not key.is_table:
             found[key.path] = Found(read(key, text, place), place, folder)
             continue
-        for inner, value in _rules(key, text, place).items():
-            where = Place(f"{key.flag} {inner.name}=")
-            found[inner.path] = Found(read(inner, value, where), where, folder)
+        for inner, value in read_rules(key, text, place).items():
+            found[inner.path] = Found(value, place, folder)
     return found
 
 
@@ -110,18 +109,17 @@ def _collect(
             found[key.path] = Found(read(key, value, where), where, folder)
 
 
-def _rules(key: Key, text: str, place: Place) -> dict[Key, str]:
-    """The keys in a flag's value, `last=3, every=10000 steps`."""
-    known = {inner.name: inner for inner in keys_of(key.kind, key.path)}
-    example = key.default_text
+def read_rules(table: Key, text: str, place: Place) -> dict[Key, Any]:
+    """The keys of a table and their values in a flag's text, `last=3, every=10000 steps`. JobError."""
+    known = {inner.name: inner for inner in keys_of(table.kind, table.path)}
     rules = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise place.error(text, f"expected key=value pairs with commas between them, for example {example}.")
+            raise place.error(text, "expected key=value pairs with commas between them, for example last=3, best=1.")
         if name not in known:
             raise place.error(text, f"unknown key {name!r}. {did_you_mean(name, known)}")
-        rules[known[name]] = value
+        rules[known[name]] = read(known[name], value, Place(f"{place.name} {name}="))
     return rules
 
 

@@ -3,14 +3,16 @@
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from trainerd.checkpoint.words import bytes_in_words, duration_in_words
 from trainerd.daemon import durations
-from trainerd.daemon.durations import Interval, Seconds, Steps
+from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import Place
+from trainerd.daemon.near_names import nearest
 from trainerd.trainer.mismatch import OnMismatch
 
 Table = type[msgspec.Struct]
@@ -22,7 +24,7 @@ class Key(NamedTuple):
     table: str  # "" for the top of the file, "checkpoint", "checkpoint.keep"
     name: str
     attribute: str  # its name in the struct
-    kind: Any  # str, int, dict, Seconds, Steps, Interval, OnMismatch or a table
+    kind: Any  # str, int, dict, Seconds, Spacing, Interval, Bytes, OnMismatch, a Literal or a table
     default: Any  # msgspec.NODEFAULT: it must be given
     help: str
     least: int | None
@@ -41,7 +43,11 @@ class Key(NamedTuple):
     @property
     def is_table(self) -> bool:
         """Whether it holds further keys."""
-        return isinstance(self.kind, type) and issubclass(self.kind, msgspec.Struct) and self.kind is not Interval
+        return (
+            isinstance(self.kind, type)
+            and issubclass(self.kind, msgspec.Struct)
+            and not issubclass(self.kind, Interval)
+        )
 
     @property
     def default_text(self) -> str:
@@ -63,9 +69,10 @@ def keys_of(struct: Table = Job, table: str = "") -> Iterator[Key]:
         default = entry.default
         if default is msgspec.NODEFAULT and entry.default_factory is not msgspec.NODEFAULT:
             default = entry.default_factory()
-        why = (meta.extra or {}).get("why_least", "")
+        extra = meta.extra or {}
+        least, why = extra.get("least", meta.ge), extra.get("why_least", "")
         kind = _kind(annotated)
-        yield Key(table, entry.encode_name, entry.name, kind, default, meta.description, meta.ge, why)
+        yield Key(table, entry.encode_name, entry.name, kind, default, meta.description, least, why)
 
 
 def all_keys(struct: Table = Job, table: str = "") -> Iterator[Key]:
@@ -93,10 +100,13 @@ def read(key: Key, value: object, place: Place) -> Any:
         return _read_number(key, value, place)
     if key.kind is OnMismatch:
         return _read_policy(value, place)
+    if typing.get_origin(key.kind) is Literal:
+        return _read_choice(typing.get_args(key.kind), value, place)
     parse, form = {
         Seconds: (durations.parse_duration, durations.DURATION_FORM),
-        Steps: (durations.parse_steps, durations.STEPS_FORM),
+        Spacing: (durations.parse_spacing, durations.SPACING_FORM),
         Interval: (durations.parse_interval, durations.INTERVAL_FORM),
+        Bytes: (durations.parse_bytes, durations.BYTES_FORM),
     }[key.kind]
     if not isinstance(value, str):
         raise place.error(value, f"expected {form}, in quotes.")
@@ -108,9 +118,8 @@ def read(key: Key, value: object, place: Place) -> Any:
 
 def as_text(kind: Any, value: Any) -> str:
     """A value of this kind as a person writes it in a flag."""
-    if kind is Seconds:
-        return durations.format_duration(value)
-    return durations.format_steps(value) if kind is Steps else str(value)
+    in_words = {Seconds: duration_in_words, Bytes: bytes_in_words}
+    return in_words.get(kind, str)(value)
 
 
 def _read_number(key: Key, value: object, place: Place) -> int:
@@ -127,6 +136,14 @@ def _read_number(key: Key, value: object, place: Place) -> int:
     return number
 
 
+def _read_choice(choices: tuple[str, ...], value: object, place: Place) -> str:
+    if value not in choices:
+        near = nearest(value, choices) if isinstance(value, str) else ""
+        expected = " or ".join(f'"{choice}"' for choice in choices)
+        raise place.error(value, f"expected {expected}." + (f" Did you mean {near}?" if near else ""))
+    return str(value)
+
+
 def _read_policy(value: object, place: Place) -> OnMismatch:
     if not isinstance(value, str | dict):
         raise place.error(value, 'expected "error", "warn", "saved" or "code", or a table of these by item.')
@@ -139,4 +156,5 @@ def _read_policy(value: object, place: Place) -> OnMismatch:
 def _kind(annotated: Any) -> Any:
     if isinstance(annotated, types.UnionType) or typing.get_origin(annotated) is typing.Union:
         annotated = next(part for part in typing.get_args(annotated) if part is not type(None))
-    return typing.get_origin(annotated) or annotated
+    origin = typing.get_origin(annotated)
+    return annotated if origin is Literal else origin or annotated

@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from trainerd.checkpoint.errors import CheckpointError, StorageUnusable, UnsupportedState
-from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.daemon.claim import claimed
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import JobError
+from trainerd.daemon.keep_rules import keep_of
 from trainerd.daemon.keeper import Daemon, Keeper, Ourselves
 from trainerd.daemon.messages import Failed, Finished, LastWord, Ready, Start, Stopped
 from trainerd.daemon.process_tree import children_die_with_us, die_with_parent
@@ -111,11 +111,7 @@ def _prepare(job: Job, fresh: bool) -> tuple["TrainerBase", "CheckpointStore", R
     trainer = build_trainer(job)
     from trainerd.checkpoint.store import CheckpointStore
 
-    keep = job.checkpoint.keep
-    store = CheckpointStore(
-        open_storage(job.dir, job.storage),
-        keep=Keep(last=keep.last, every_steps=keep.every_steps, newer_than_seconds=keep.newer_than_seconds),
-    )
+    store = CheckpointStore(open_storage(job.dir, job.storage), keep=keep_of(job.checkpoint.keep))
     loaded = store.load(fresh=fresh)
     if loaded is None:
         ready = Ready(0, "", "", "", ())

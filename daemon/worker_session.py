@@ -92,7 +92,9 @@ class WorkerSession:
         step = trainer.step
         with trainer.phase("save"):
             try:
-                saved = self._store.save(step, trainer.checkpoint_state(), pinned=trainer.pinned_steps())
+                state = trainer.checkpoint_state()
+                metrics = {name: value for name, (value, _) in trainer.storage.latest().items()}
+                saved = self._store.save(step, state, pinned=trainer.pinned_steps(), metrics=metrics)
             except StorageUnusable as error:
                 self._record = self._record.failed_at(time.monotonic())
                 self.last_error = str(error)

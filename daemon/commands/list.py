@@ -51,7 +51,7 @@ def report_table(found: "list[CheckpointInfo]") -> str:
             format_bytes(info.bytes),
             format_bytes(info.unique_bytes),
             format_age(now - info.time) if info.time is not None else "-",
-            info.reason or ", ".join([*(["pinned"] if info.pinned else []), *info.kept_because]),
+            ", ".join([*([info.reason] if info.reason else []), *info.kept_because]),
         ]
         for info in found
     ]

@@ -29,6 +29,14 @@ def split_operand(text: str) -> tuple[str, int | None]:
     return directory, int(step)
 
 
+def split_step(text: str, command: str) -> tuple[str, int]:
+    """Run URL and step of `DIR@STEP`, for a command that needs a step; BadParameter without one."""
+    directory, step = split_operand(text)
+    if step is None:
+        raise typer.BadParameter(f"{text} names no step: give DIR@STEP, as in `trainerd {command} {text}@500`")
+    return directory, step
+
+
 def open_run(url: str, storage_options: Sequence[str] = ()) -> "Storage":
     """The storage of a run that exists; NoCheckpoint otherwise. Changes nothing."""
     from trainerd.checkpoint.errors import NoCheckpoint

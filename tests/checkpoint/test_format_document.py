@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from trainerd.checkpoint import codec, dtypes, envelope, manifest, terms
+from trainerd.checkpoint import codec, dtypes, envelope, manifest, pins, retention, terms
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
 from trainerd.checkpoint.terms import RunOwner
@@ -40,6 +40,7 @@ def test_the_list_of_element_types_is_the_codes():
         ("run.json", manifest.RunRecord),
         ("terms/*.json", terms.Ticket),
         ("terms/committed-*.json", terms.CommitMark),
+        ("pins/*.json", pins.Pin),
         ("manifest.json", manifest.Manifest),
     ],
 )
@@ -47,6 +48,12 @@ def test_the_documented_keys_are_those_written(file, struct):
     """No key is hidden, none is promised."""
     row = re.search(rf"^\| `{re.escape(file)}` \| (.*) \|$", section("Sealed JSON"), flags=re.MULTILINE)
     assert tuple(re.findall(r"`(\w+)`", row[1])) == struct.__struct_fields__
+
+
+def test_the_documented_rules_are_those_recorded():
+    """What a manifest remembers of the rules."""
+    text = section("Sealed JSON").split("`keep` are the retention rules")[1].split("They explain")[0]
+    assert tuple(re.findall(r"`(\w+)`", text)) == retention.Keep.__struct_fields__
 
 
 def test_the_documented_offset_of_the_hash_is_the_real_one():

@@ -45,8 +45,13 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     heavy = {name for name in imported if name.split(".")[0] in ("torch", "rich", "numpy", "asyncio", "xxhash")}
     assert not heavy
     ours = {name for name in imported if name.startswith(("trainerd.checkpoint", "trainerd.trainer"))}
-    assert ours == {"trainerd.trainer", "trainerd.trainer.mismatch"}  # on_mismatch is read where it is used
-    for command in ("run", "list", "inspect", "verify"):
+    assert ours == {
+        "trainerd.checkpoint",
+        "trainerd.checkpoint.words",  # values in words, as in the job file
+        "trainerd.trainer",
+        "trainerd.trainer.mismatch",  # on_mismatch is read where it is used
+    }
+    for command in ("run", "list", "inspect", "verify", "prune", "pin", "unpin"):
         assert f"\n  {command} " in done.stdout
 
 
@@ -63,7 +68,8 @@ def test_help_of_run_shows_every_key_of_the_job_file_with_its_default():
         "target",  # the operand
         "config",  # --set
         "storage",  # --storage
-        *(f"checkpoint.keep.{rule}" for rule in ("last", "every", "newer_than")),  # inside --checkpoint-keep
+        # inside --checkpoint-keep
+        *(f"checkpoint.keep.{rule}" for rule in ("last", "every", "newer_than", "best", "metric", "mode", "bytes")),
     }
 
 
@@ -96,6 +102,12 @@ def test_no_command_shows_the_help_and_counts_as_wrong_use():
         (["run"], "Missing argument 'JOB'"),
         (["run", "train.py:f", "--max-iter"], "'--max-iter' requires an argument. `trainerd run --help`"),
         (["list", "a", "b"], "unexpected extra argument"),
+        (["prune", "d", "--keep", "lats=3"], "--keep lats=3: unknown key 'lats'. Did you mean last?"),
+        (["prune", "d", "--keep", "last"], "--keep last: expected key=value pairs"),
+        (["prune", "d", "--keep", "last=0"], "--keep last=0: expected a whole number, 1 or more (the newest"),
+        (["prune", "d", "--dryrun"], "Did you mean --dry-run?"),
+        (["pin", "d"], "d names no step: give DIR@STEP, as in `trainerd pin d@500`"),
+        (["unpin", "d"], "d names no step"),
         (["run", "train.py"], "the function is missing. Expected path/train.py:build_trainer or"),
         (["run", "train.py:f"], "--dir and --max-iter must be given"),
         (["run", "train.py:f", "--dir", "d", "--max-iter", "0"], "--max-iter 0: expected a whole number, 1 or more"),

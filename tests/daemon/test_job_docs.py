@@ -1,10 +1,11 @@
 """The documents against the code, so that they cannot drift apart."""
 
 import re
+import typing
 from pathlib import Path
 
 from trainerd.daemon import durations
-from trainerd.daemon.durations import Interval, Seconds, Steps
+from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing, Steps
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import CheckpointTable, Job, KeepTable
 from trainerd.daemon.job_file import build_job
@@ -23,8 +24,14 @@ def table_rows(document, heading):
 
 def test_the_key_table_lists_every_key_with_flag_default_and_meaning():
     """In the order of the structs."""
-    values = {str: ("path", "target"), int: ("whole number",), dict: ("table",)}
-    values |= {Seconds: ("duration",), Steps: ("steps",), Interval: ("interval",), OnMismatch: ("action",)}
+    values = {str: ("path", "target", "scalar"), int: ("whole number",), dict: ("table",), Bytes: ("bytes",)}
+    values |= {
+        Seconds: ("duration",),
+        Interval: ("interval",),
+        OnMismatch: ("action",),
+        Spacing: ("steps or duration",),
+    }
+    values |= {typing.Literal["min", "max"]: ('`"min"` or `"max"`',)}
     flags = {key.path: f"`{key.flag}`" for key in flag_keys()}
     flags |= {"target": "JOB", "config": "`--set key=value`", "storage": "`--storage key=value`"}
     rows = table_rows("job-file.md", "Keys")
@@ -41,11 +48,12 @@ def test_the_key_table_lists_every_key_with_flag_default_and_meaning():
 
 
 def test_the_example_file_is_a_job_of_defaults(tmp_path):
-    """What it says beyond the defaults: [config], and two more rules of keep."""
+    """What it says beyond the defaults: [config], and more rules of keep."""
     example = re.search(r"```toml\n(.*?)```", (DOCS / "job-file.md").read_text(), re.DOTALL)[1]
     (tmp_path / "job.toml").write_text(example)
     (tmp_path / "train.py").touch()
-    keep = KeepTable(every_steps=Steps(10000), newer_than_seconds=Seconds(3600.0))
+    every, budget = Spacing(steps=Steps(10000)), Bytes(200 * 10**9)
+    keep = KeepTable(every=every, newer_than_seconds=Seconds(3600.0), best=1, bytes=budget)
     assert build_job(str(tmp_path / "job.toml"), {}, []) == Job(
         target=f"{tmp_path}/train.py:build_trainer",
         dir=f"{tmp_path}/runs/a",
@@ -66,6 +74,8 @@ def test_the_values_of_the_table_are_readable():
         durations.parse_duration(text)
     for text in re.findall(r'`"(.+?)"`', rows["steps"] + rows["interval"]):
         durations.parse_interval(text)
+    for text in re.findall(r'`"(.+?)"`', rows["bytes"]):
+        durations.parse_bytes(text)
 
 
 def test_the_table_of_exit_codes_is_the_code():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trainerd.daemon.durations import Interval, Seconds, Steps
+from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing, Steps
 from trainerd.daemon.job import CheckpointTable, Job, KeepTable, PreemptionTable, RestartTable
 from trainerd.daemon.job_errors import JobError
 from trainerd.daemon.job_file import build_job
@@ -56,14 +56,23 @@ def test_every_key_arrives_where_it_belongs(folder):
     """All tables, all units."""
     text = MINIMAL + (
         '[config]\nlr = 0.1\n[checkpoint]\nevery = "500 steps"\n'
-        'keep = { last = 2, every = "1000 steps", newer_than = "1 h" }\n'
+        'keep = { last = 2, every = "6 h", newer_than = "1 h", best = 4, metric = "val/acc", mode = "max", '
+        'bytes = "2 GB" }\n'
         '[restart]\nmax_restarts = 0\nbackoff = "2 s"\nbackoff_max = "5 min"\n[preemption]\ngrace = "90 s"\n'
     )
     job = job_of(folder, text)
     assert job.config == {"lr": 0.1}
     assert job.checkpoint == CheckpointTable(
         every=Interval(steps=Steps(500)),
-        keep=KeepTable(last=2, every_steps=Steps(1000), newer_than_seconds=Seconds(3600.0)),
+        keep=KeepTable(
+            last=2,
+            every=Spacing(seconds=Seconds(21600.0)),
+            newer_than_seconds=Seconds(3600.0),
+            best=4,
+            metric="val/acc",
+            mode="max",
+            bytes=Bytes(2 * 10**9),
+        ),
     )
     assert job.restart == RestartTable(max_restarts=0, backoff_seconds=Seconds(2.0), backoff_max_seconds=Seconds(300.0))
     assert job.preemption == PreemptionTable(grace_seconds=Seconds(90.0))
@@ -95,7 +104,9 @@ def test_flags_override_the_file_key_by_key(folder):
     flags = {"max_iter": "1_000", "checkpoint.keep": "last=5, every=10000 steps", "restart.backoff_max": "9 s"}
     job = job_of(folder, text, flags)
     assert job.max_iter == 1000
-    assert job.checkpoint.keep == KeepTable(last=5, every_steps=Steps(10000), newer_than_seconds=Seconds(3600.0))
+    assert job.checkpoint.keep == KeepTable(
+        last=5, every=Spacing(steps=Steps(10000)), newer_than_seconds=Seconds(3600.0)
+    )
     assert job.restart == RestartTable(backoff_seconds=Seconds(2.0), backoff_max_seconds=Seconds(9.0))
 
 
@@ -137,7 +148,27 @@ def test_an_unknown_key_is_refused_with_where_it_stands_and_what_was_meant(folde
             "[checkpoint]\nkeep = { last = 0 }",
             "checkpoint.keep.last = 0: expected a whole number, 1 or more (the new",
         ),
-        ("[checkpoint]\nkeep = { every = '1 h' }", 'checkpoint.keep.every = "1 h": expected a number of steps'),
+        ("[checkpoint]\nkeep = { last = -1 }", "checkpoint.keep.last = -1: expected a whole number, 1 or more"),
+        ("[checkpoint]\nkeep = { last = 'x' }", 'checkpoint.keep.last = "x": expected a whole number, 1 or more'),
+        (
+            "[checkpoint]\nkeep = { every = 'auto' }",
+            'checkpoint.keep.every = "auto": expected a number of steps such as',
+        ),
+        ("[checkpoint]\nkeep = { every = '0 h' }", 'checkpoint.keep.every = "0 h": expected a number of steps such as'),
+        ("[checkpoint]\nkeep = { every = 5 }", "checkpoint.keep.every = 5: expected a number of steps such as"),
+        ("[checkpoint]\nkeep = { best = 0 }", "checkpoint.keep.best = 0: expected a whole number, 1 or more."),
+        ("[checkpoint]\nkeep = { metric = '' }", 'checkpoint.keep.metric = "": expected a text that is not empty.'),
+        (
+            "[checkpoint]\nkeep = { mode = 'mim' }",
+            'checkpoint.keep.mode = "mim": expected "min" or "max". Did you mean min?',
+        ),
+        ("[checkpoint]\nkeep = { mode = 1 }", 'checkpoint.keep.mode = 1: expected "min" or "max".'),
+        (
+            "[checkpoint]\nkeep = { bytes = '200 gb' }",
+            'checkpoint.keep.bytes = "200 gb": expected an amount of bytes such as "200 GB"',
+        ),
+        ("[checkpoint]\nkeep = { bytes = '0 GB' }", 'checkpoint.keep.bytes = "0 GB": expected an amount of bytes'),
+        ("[checkpoint]\nkeep = { bytes = 200 }", "checkpoint.keep.bytes = 200: expected an amount of bytes"),
         ("[restart]\nmax_restarts = -1", "restart.max_restarts = -1: expected a whole number, 0 or more."),
         ("[restart]\nbackoff = '-1 s'", 'restart.backoff = "-1 s": expected a duration such as "10 s"'),
         ("[preemption]\ngrace = [1, {a = 2}]", "preemption.grace = [1, { a = 2 }]: expected a duration"),

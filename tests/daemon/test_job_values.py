@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainerd.checkpoint.words import bytes_in_words, duration_in_words
 from trainerd.daemon.durations import (
     Interval,
     Seconds,
     Steps,
-    format_duration,
+    parse_bytes,
     parse_duration,
     parse_interval,
     parse_steps,
@@ -35,8 +36,8 @@ def test_what_is_no_duration_is_refused_and_never_guessed(text):
 
 @given(st.floats(min_value=0, max_value=1e7).map(lambda seconds: round(seconds, 3)) | st.integers(0, 10**9).map(float))
 def test_a_duration_that_is_shown_can_be_typed_back(seconds):
-    """format_duration and parse_duration are inverse."""
-    assert parse_duration(format_duration(seconds)) == seconds
+    """duration_in_words and parse_duration are inverse."""
+    assert parse_duration(duration_in_words(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,28 @@ def test_an_interval_that_never_comes_is_refused(text):
 
 @pytest.mark.parametrize("text", ["10 s", "0 steps", "10"])
 def test_steps_are_no_time(text):
-    """keep.every counts steps only."""
+    """Whoever wants either says so."""
     with pytest.raises(ValueError, match="a number of steps"):
         parse_steps(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("200 GB", 200 * 10**9), ("1.5 TB", 1500 * 10**9), ("64 MiB", 2**26), ("1kB", 1000), ("7 B", 7), ("0.001 kB", 1)],
+)
+def test_an_amount_means_its_bytes(text, count):
+    """Decimal units as disks are sold, binary ones by their own names; what is shown can be typed back."""
+    assert parse_bytes(text) == count
+    assert parse_bytes(bytes_in_words(count)) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "200", "GB", "200 G", "200 gb", "-1 GB", "0 GB", "1e3 GB", "0.0001 kB", "9" * 400 + " TB"]
+)
+def test_what_is_no_amount_of_bytes_is_refused_and_never_guessed(text):
+    """GB and Gb, a bare number, nothing at all."""
+    with pytest.raises(ValueError, match="expected an amount of bytes"):
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize(

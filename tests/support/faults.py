@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import time
 import traceback
@@ -18,7 +19,7 @@ class CrashingStorage:
         self._storage = storage
         self._at = at
         self._after = after
-        self.calls = 0
+        self._numbers = itertools.count(1)
 
     def __getattr__(self, name):
         value = getattr(self._storage, name)
@@ -26,11 +27,12 @@ class CrashingStorage:
             return value
 
         def operation(*args, **kwargs):
-            self.calls += 1
-            if self.calls == self._at and not self._after:
+            # Several threads call: each has to know its own number, or a point would be missed.
+            number = next(self._numbers)
+            if number == self._at and not self._after:
                 os._exit(CRASHED)
             result = value(*args, **kwargs)
-            if self.calls == self._at:
+            if number == self._at:
                 os._exit(CRASHED)
             return result
 

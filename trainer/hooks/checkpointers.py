@@ -216,7 +216,9 @@ class _SaveInStore:
 
     def __call__(self, trainer: "TrainerBase") -> None:
         with trainer.phase("save"):
-            self.store.save(trainer.step, trainer.checkpoint_state(), pinned=trainer.pinned_steps())
+            state = trainer.checkpoint_state()
+            metrics = {name: value for name, (value, _) in trainer.storage.latest().items()}
+            self.store.save(trainer.step, state, pinned=trainer.pinned_steps(), metrics=metrics)
 
 
 def _ask_for_save(trainer: "TrainerBase", target: Target, save: Callable[[Checkpointer], None]) -> None:
