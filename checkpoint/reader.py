@@ -9,7 +9,7 @@ import xxhash
 from trainerd.checkpoint import layout
 from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Chunk, Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.manifest import MANIFEST_BYTES, Chunk, Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.terms import committed, committed_once, counts, named, read_run, read_tickets
 from trainerd.checkpoint.trees import KIND, find
@@ -153,6 +153,9 @@ def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
 
 def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
     """A checkpoint's manifest, its files present and of the right length. Damaged, FormatTooNew."""
+    size = storage.size(name.manifest)
+    if size is not None and size > MANIFEST_BYTES:
+        raise Damaged(str(name), f"its manifest has {size} bytes, and none is written with more than {MANIFEST_BYTES}")
     try:
         manifest = parse_manifest(storage.read(name.manifest), name)
     except FileNotFoundError:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import msgspec
 import xxhash
 
-from trainerd.checkpoint import dtypes, envelope, layout
+from trainerd.checkpoint import dtypes, layout
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, parse_manifest, seal_manifest
 from trainerd.checkpoint.storage import Storage
 
 FILE_BYTES = 512 * 2**20
@@ -95,7 +95,7 @@ def write_checkpoint(
         tree=tree,
     )
     try:
-        storage.create(name.manifest, envelope.seal(manifest))
+        storage.create(name.manifest, seal_manifest(manifest))
     except FileExistsError:
         # An earlier attempt at this step of this term, by us, had committed it although it was told to have failed.
         return parse_manifest(storage.read(name.manifest), name)
