@@ -13,7 +13,7 @@ import xxhash
 from trainerd.checkpoint.chunk_reader import file_path, read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint, NotCommitted, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.manifest import MANIFEST_BYTES, Manifest, TensorEntry, parse_manifest
 from trainerd.checkpoint.pins import read_pins
 from trainerd.checkpoint.retention import Candidate, Keep, candidate_of, reasons, recorded_keep
 from trainerd.checkpoint.storage import Storage
@@ -181,6 +181,9 @@ def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
 
 def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
     """A checkpoint's manifest, its files present and of the right length. NotCommitted, Damaged, FormatTooNew."""
+    size = storage.size(name.manifest)
+    if size is not None and size > MANIFEST_BYTES:
+        raise Damaged(str(name), f"its manifest has {size} bytes, and none is written with more than {MANIFEST_BYTES}")
     try:
         manifest = parse_manifest(storage.read(name.manifest), name)
     except FileNotFoundError:
