@@ -67,8 +67,12 @@ def write_checkpoint(
     pinned: tuple[int, ...] = (),
     rank: int = 0,
     file_bytes: int = FILE_BYTES,
+    time_saved: float | None = None,
 ) -> Manifest:
-    """Write and commit a checkpoint; when this returns, it is durable. StorageUnusable leaves only debris behind."""
+    """Write and commit a checkpoint; when this returns, it is durable. StorageUnusable leaves only debris behind.
+
+    `time_saved` is what a copy takes over from the original; now when left out.
+    """
     storage.make_folder(name.folder)
     number = _first_free_number(storage, name, rank)
     files: dict[str, FileEntry] = {}
@@ -83,7 +87,7 @@ def write_checkpoint(
         run=run,
         step=name.step,
         term=name.term,
-        time=time.time(),
+        time=time.time() if time_saved is None else time_saved,
         world_size=1,
         pinned=pinned,
         versions=versions,

@@ -1,0 +1,47 @@
+"""A stored state as a torch.save file, or as a folder of torch.distributed.checkpoint."""
+
+import warnings
+from typing import Any
+
+import torch
+
+from trainerd.checkpoint import reader
+from trainerd.checkpoint.convert.errors import NotConverted
+from trainerd.checkpoint.convert.plain_state import PlainDecoder
+from trainerd.checkpoint.manifest import Manifest
+from trainerd.checkpoint.storage import Storage
+from trainerd.checkpoint.tensor_values import empty, memory_view
+
+
+def read_plain(storage: Storage, manifest: Manifest, node: Any) -> tuple[Any, list[tuple[str, str, str]]]:
+    """The state at a node, verified, of plain values and CPU tensors; and what became of others. Damaged."""
+    reader.verify_headers(storage, manifest)
+
+    def read_tensor(name: str) -> torch.Tensor:
+        entry = manifest.tensors[name]
+        tensor = empty(entry.dtype, entry.shape)
+        reader.read_tensor_into(storage, manifest, name, memory_view(tensor))
+        return tensor
+
+    decoder = PlainDecoder(read_tensor)
+    return decoder.decode(node, ()), decoder.changed
+
+
+def write_torch_file(file: str, state: Any) -> None:
+    """Write a new torch.save file, and load it with `weights_only=True` to be sure that it can be."""
+    torch.save(state, file)
+    try:
+        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # whatever torch's own reader has against it
+        raise NotConverted(f"torch.load(weights_only=True) does not read this state: {error}") from error
+
+
+def write_dcp_folder(folder: str, state: Any) -> None:
+    """Write a new folder of torch.distributed.checkpoint, as one process does. NotConverted if the state is no dict."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    if not isinstance(state, dict):
+        raise NotConverted("torch.distributed.checkpoint holds dicts only: choose a part that is one with --path.")
+    with warnings.catch_warnings(action="ignore"):  # it tells that it saves from a single process
+        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
