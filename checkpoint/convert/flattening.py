@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainerd.checkpoint import trees
-from trainerd.checkpoint.convert.selection import is_keyed, is_leaf, is_tensor
+from trainerd.checkpoint.convert.selection import holds_tensor, is_keyed, is_leaf, is_tensor
 from trainerd.checkpoint.trees import KIND
 
 _NUMPY = {
@@ -53,7 +53,7 @@ def _add(flat: Flat, node: Any, path: str) -> None:
     elif children and not is_leaf(node):
         for name, child in children.items():
             _add(flat, child, f"{path}.{name}" if path else name)
-    elif isinstance(node, dict) and not is_keyed(node) and _holds_tensor(node):
+    elif isinstance(node, dict) and not is_keyed(node) and holds_tensor(node):
         _add_made_of_tensors(flat, node, path)
     else:
         flat.values[path] = node
@@ -66,15 +66,7 @@ def _add_made_of_tensors(flat: Flat, node: dict[str, Any], path: str) -> None:
         flat.tensors[path] = FlatTensor(node["tensor"], _NUMPY.get(dtype, dtype), tuple(node["shape"]))
         return
     for name, item in node.items():
-        if _holds_tensor(item):
+        if holds_tensor(item):
             _add(flat, item, f"{path}.{name}")
         elif name != KIND:
             flat.values[f"{path}.{name}"] = item
-
-
-def _holds_tensor(node: Any) -> bool:
-    if isinstance(node, list):
-        return any(map(_holds_tensor, node))
-    if not isinstance(node, dict):
-        return False
-    return (KIND in node and isinstance(node.get("tensor"), str)) or any(map(_holds_tensor, node.values()))

@@ -27,7 +27,11 @@ def to_state(parts: Parts, step: int) -> Mapped:
     """The state of our trainer at `step`; `docs/convert.md` says what becomes of each part."""
     iteration = max(step - 1, 0)
     if parts.whole is not None:
-        state = {**parts.whole, "iteration": iteration, "step": step}
+        state = dict(parts.whole)
+        if step != parts.step:
+            state |= {"iteration": iteration, "step": step}
+        if numbered := _by_number(state.get("optimizer")):
+            state["optimizer"] = numbered
         return Mapped(state, ("the whole state",), (), tuple(parts.notes))
     notes, rest = list(parts.notes), dict(parts.rest)
     model = _unwrapped(parts.model, notes)

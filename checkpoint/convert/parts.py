@@ -39,7 +39,7 @@ def parts_of(values: Any, place: str, kind: str = "torch.save file") -> Parts:
         raise NotConverted(f"{place} holds a {type(values).__qualname__}; a dict with the model's weights is needed.")
     if set(values) == {"app"} and isinstance(values["app"], Mapping):
         values = values["app"]  # as the tutorial of torch.distributed.checkpoint has it
-    if {"iteration", "step", "model", "hook_modules"} <= set(values):
+    if _is_ours(values):
         return Parts("state of trainerd's trainer", model=values["model"], step=values["step"], whole=dict(values))
     if "pytorch-lightning_version" in values or {"state_dict", "global_step"} <= set(values):
         parts = _lightning(dict(values))
@@ -53,6 +53,12 @@ def parts_of(values: Any, place: str, kind: str = "torch.save file") -> Parts:
             f"{', '.join(map(str, list(values)[:20])) or '(none)'}."
         )
     return parts
+
+
+def _is_ours(values: Mapping[str, Any]) -> bool:
+    """Whether it counts iterations in both of our ways: the finished one, and how many were completed."""
+    iteration, step = _count(values.get("iteration")), _count(values.get("step"))
+    return iteration is not None and step in (iteration, iteration + 1) and is_weights(values.get("model"))
 
 
 def is_weights(value: Any) -> bool:

@@ -45,11 +45,11 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_leaf(node: Any) -> bool:
     """Whether a node is one value rather than a container of named or several things."""
-    if not isinstance(node, dict | list):
-        return True
-    if is_tensor(node):
-        return True
-    return not holds(node, lambda found: is_tensor(found) or is_keyed(found)) and bool(node or isinstance(node, list))
+    return not is_keyed(node) and not any(map(_is_more_than_a_value, trees.children(node).values()))
+
+
+def _is_more_than_a_value(node: Any) -> bool:
+    return is_keyed(node) or holds_tensor(node) or any(map(_is_more_than_a_value, trees.children(node).values()))
 
 
 def is_tensor(node: Any) -> bool:
@@ -62,11 +62,13 @@ def is_keyed(node: Any) -> bool:
     return isinstance(node, dict) and (KIND not in node or node[KIND] in _KEYED)
 
 
-def holds(node: Any, is_such: Any) -> bool:
-    """Whether a node, or one below it, is such a one."""
-    if is_such(node):
-        return True
-    return any(holds(child, is_such) for child in trees.children(node).values())
+def holds_tensor(node: Any) -> bool:
+    """Whether a node refers to a tensor, itself or in a part of it, as arrays and sparse tensors do."""
+    if isinstance(node, list):
+        return any(map(holds_tensor, node))
+    if not isinstance(node, dict):
+        return False
+    return (KIND in node and isinstance(node.get("tensor"), str)) or any(map(holds_tensor, node.values()))
 
 
 _KEYED = frozenset({"dict", "OrderedDict", "defaultdict", "Counter", "namedtuple", "dataclass"})

@@ -1,5 +1,8 @@
 """torch.save files read without running anything that they hold."""
 
+import contextlib
+import pickle
+import pickletools
 import zipfile
 from typing import Any, BinaryIO
 
@@ -52,27 +55,45 @@ def _refuse_compressed(file: str | BinaryIO, name: str) -> None:
 
 
 def _why(file: str | BinaryIO, name: str, zipped: bool, error: Exception) -> str:
-    if not zipped:
+    if names := _unsafe_globals(file, zipped):
         return (
-            f"{name} is no whole file of torch.save: {_first_line(error)} If it is cut short, bring it again; if "
-            f"another program pickled it, load it there and torch.save its tensors and plain values. Nothing in it was "
-            f"executed."
+            f"{name} holds more than tensors and plain values: {', '.join(names)}. Unpickling that can run any code, "
+            f"so it was not done. If you trust the file, load it with the program that wrote it and torch.save it "
+            f"again without these, or permit them in Python: `with torch.serialization.safe_globals([...])` around "
+            f"trainerd.checkpoint.import_checkpoint."
         )
-    try:
-        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    except Exception:  # as above
-        unsafe = []
-    if not unsafe:
-        return f"{name} cannot be read by torch.load(weights_only=True): {_first_line(error)} Nothing was executed."
-    names = ", ".join(sorted(unsafe))
+    # What torch says of a pickle is advice to execute it.
+    detail = "" if isinstance(error, pickle.UnpicklingError) else f": {str(error).strip().partition(chr(10))[0]:.200}"
     return (
-        f"{name} holds more than tensors and plain values: {names}. Unpickling that can run any code, so it was not "
-        f"done. If you trust the file, load it with the program that wrote it and torch.save it again without these, "
-        f"or permit them in Python: `with torch.serialization.safe_globals([...])` around "
-        f"trainerd.checkpoint.import_checkpoint."
+        f"{name} is no whole file of torch.save{detail.rstrip('.')}. If it is cut short, bring it again; if another "
+        f"program pickled it, load it there and torch.save its tensors and plain values. Nothing in it was executed."
     )
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().split("\n")[0][:200] or type(error).__name__
-    return f"{text.rstrip('.')}."
+def _unsafe_globals(file: str | BinaryIO, zipped: bool) -> list[str]:
+    """The functions and classes that a pickle names and weights_only=True does not permit, as far as can be seen."""
+    if not isinstance(file, str):
+        file.seek(0)
+    try:
+        if zipped:
+            return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+        with contextlib.ExitStack() as stack:
+            return sorted(_foreign_globals(stack.enter_context(open(file, "rb")) if isinstance(file, str) else file))
+    except Exception:  # a hostile file can fail in any way
+        return []
+
+
+def _foreign_globals(file: BinaryIO) -> set[str]:
+    """Of a file of pickles one after the other, as torch wrote it before there were zip files."""
+    found: set[str] = set()
+    texts: list[str] = []
+    with contextlib.suppress(ValueError):  # the end, or what follows the pickles
+        while True:
+            for operation, argument, _ in pickletools.genops(file):
+                if operation.name == "GLOBAL":
+                    found.add(str(argument).replace(" ", "."))
+                elif operation.name == "STACK_GLOBAL":
+                    found.add(".".join(texts[-2:]))
+                elif isinstance(argument, str):
+                    texts.append(argument)
+    return {name for name in found if name.partition(".")[0] not in ("torch", "collections", "numpy")}

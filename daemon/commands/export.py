@@ -62,7 +62,7 @@ def _text(exported: "Exported", directory: str, path: str) -> str:
         lines.append(f"Left out, as safetensors cannot hold them: {_named(exported.left_out, 'values')}.")
     if exported.changed:
         told = [f"{place or 'the state'} ({kind} -> {became})" for place, kind, became in exported.changed]
-        lines.append(f"Made plain, so that torch.load(weights_only=True) reads it: {_named(told, 'values')}.")
+        lines.append(f"Made plain, as weights_only=True loads no others: {_named(told, 'values')}.")
     return "\n".join(lines)
 
 
