@@ -12,6 +12,7 @@ from typing import Literal
 
 from trainerd.checkpoint import layout, reader, terms
 from trainerd.checkpoint.convert.errors import NotConverted
+from trainerd.checkpoint.convert.places import foreign_names
 from trainerd.checkpoint.convert.streams import StoredBuffer
 from trainerd.checkpoint.errors import Damaged, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
@@ -73,11 +74,8 @@ def _refuse_other(destination: Storage, run: RunRecord) -> None:
         raise NotConverted(
             f"{destination.url} holds another run ({there.run}): name an empty place. Nothing was copied."
         )
-    foreign = set(destination.names("")) - {layout.RUN_FILE, layout.LOCK_FILE, layout.TERMS, layout.CHECKPOINTS}
-    if there is None and foreign:
-        raise NotConverted(
-            f"{destination.url} holds other files ({', '.join(sorted(foreign)[:3])}): name an empty place."
-        )
+    if there is None and (foreign := foreign_names(destination)):
+        raise NotConverted(f"{destination.url} holds other files ({foreign}): name an empty place.")
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from trainerd.checkpoint import layout, terms
+from trainerd.checkpoint import terms
 from trainerd.checkpoint.convert.errors import NotConverted
+from trainerd.checkpoint.convert.places import foreign_names
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.terms import RunOwner
 
-_OURS = {layout.RUN_FILE, layout.LOCK_FILE, layout.TERMS, layout.CHECKPOINTS}
 _SPARE_BYTES = 2**30
 
 
@@ -61,8 +61,8 @@ def import_checkpoint(source: str, storage: Storage, *, step: int | None = None)
 
 
 def _refuse_used(storage: Storage) -> None:
-    if foreign := sorted(set(storage.names("")) - _OURS):
-        raise NotConverted(f"{storage.url} holds other files ({', '.join(foreign[:3])}): name a new folder.")
+    if foreign := foreign_names(storage):
+        raise NotConverted(f"{storage.url} holds other files ({foreign}): name a new folder.")
     if terms.committed(storage) or terms.committed_once(storage):
         raise NotConverted(f"{storage.url} holds a run already; it was left as it is. Name a new folder.")
 

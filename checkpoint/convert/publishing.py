@@ -25,6 +25,7 @@ def appearing(path: str, *, force: bool) -> Iterator[str]:
     _refuse_taken(path, force=force)
     temporary = f"{os.path.abspath(path)}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
     try:
+        os.listdir(os.path.dirname(temporary))  # libraries have no errno for a folder that is missing
         yield temporary
         _sync(temporary)
         _refuse_taken(path, force=force)

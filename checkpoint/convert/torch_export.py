@@ -28,8 +28,12 @@ def read_plain(storage: Storage, manifest: Manifest, node: Any) -> tuple[Any, li
 
 
 def write_torch_file(file: str, state: Any) -> None:
-    """Write a new torch.save file, and load it with `weights_only=True` to be sure that it can be."""
-    torch.save(state, file)
+    """Write a new torch.save file, and load it with `weights_only=True` to be sure that it can be. OSError."""
+    try:
+        with open(file, "xb") as stream:
+            torch.save(state, stream)
+    except RuntimeError as error:
+        raise _system_error(error) from error
     try:
         torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever torch's own reader has against it
@@ -37,11 +41,26 @@ def write_torch_file(file: str, state: Any) -> None:
 
 
 def write_dcp_folder(folder: str, state: Any) -> None:
-    """Write a new folder of torch.distributed.checkpoint, as one process does. NotConverted if the state is no dict."""
+    """Write a new folder of torch.distributed.checkpoint, as one process does.
+
+    NotConverted if the state is no dict; OSError.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     if not isinstance(state, dict):
         raise NotConverted("torch.distributed.checkpoint holds dicts only: choose a part that is one with --path.")
-    with warnings.catch_warnings(action="ignore"):  # it tells that it saves from a single process
-        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it tells that it saves from a single process
+            save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    except CheckpointException as error:
+        raise _system_error(error.failures[0][0]) from error
+
+
+def _system_error(error: BaseException) -> BaseException:
+    """What the system said behind an error of torch's writer, which hides a full disk in its context; else itself."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__context__
+    return found or error

@@ -24,8 +24,8 @@ def difference_text(found: Difference, a: str, b: str, path: str, limit: int | N
     if found.values:
         rows = [_value_row(change) for change in found.values]
         lines += ["", table(["value", "a", "b"], rows[:limit], left=["value", "a", "b"]), *_more(rows, limit)]
-    differ = f"{len(found.tensors)} tensors and {len(found.values)} values differ"
-    equal = f"{found.equal_tensors} tensors and {found.equal_values} values are equal to the bit."
+    differ = f"{_counted(len(found.tensors), len(found.values))} differ"
+    equal = f"{_counted(found.equal_tensors, found.equal_values)} are equal to the bit."
     lines += ["", f"{differ}, {equal}"] if not found.is_empty else [f"No difference: {equal}"]
     return "\n".join(lines)
 
@@ -42,6 +42,10 @@ def difference_json(found: Difference, a: str, b: str, path: str) -> str:
         "equal_values": found.equal_values,
     }
     return json.dumps(report, indent=2, allow_nan=False)
+
+
+def _counted(tensors: int, values: int) -> str:
+    return f"{tensors} tensor{'s' * (tensors != 1)} and {values} value{'s' * (values != 1)}"
 
 
 def _relevance(change: TensorChange) -> tuple[int, float]:

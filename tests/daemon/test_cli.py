@@ -46,7 +46,7 @@ def test_help_names_every_command_and_imports_nothing_heavy():
     assert not heavy
     ours = {name for name in imported if name.startswith(("trainerd.checkpoint", "trainerd.trainer"))}
     assert ours == {"trainerd.trainer", "trainerd.trainer.mismatch"}  # on_mismatch is read where it is used
-    for command in ("run", "list", "inspect", "verify"):
+    for command in ("run", "list", "inspect", "verify", "diff", "export", "import", "copy"):
         assert f"\n  {command} " in done.stdout
 
 
