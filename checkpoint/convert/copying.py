@@ -65,7 +65,7 @@ def copy_run(
 def _wanted(source: Storage, step: int | None) -> list[CheckpointName]:
     if step is not None:
         return [reader.read_step(source, step).name]
-    names = list(reader.candidates(source))
+    names = [name for name in reader.candidates(source) if source.size(name.manifest) is not None]
     if not names:
         raise NoCheckpoint(f"{source.url} holds no checkpoint that counts, so there is nothing to copy.")
     return names
