@@ -54,8 +54,9 @@ bench: $(STAMP) ## measure, side by side with the floor and the peers (BENCH="lo
 	@$(BIN)/python -c 'import lightning' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt lightning
 	@$(BIN)/python benchmarks/bench.py $(BENCH)
 
-campaign: $(STAMP) ## kill a training 500 times at random moments, and every combination of the trainer's parts (an hour)
+campaign: $(STAMP) ## kill a training 500 times, every fault of every storage call, every combination of parts (an hour)
 	@TRAINERD_EXACTNESS=all $(BIN)/pytest tests/trainer/test_exactness.py
+	@TRAINERD_FAULTS=all $(BIN)/pytest -s tests/checkpoint/test_fault_campaign.py
 	@TRAINERD_KILLS=500 $(BIN)/pytest -s tests/daemon/test_kills.py
 
 clean: ## remove .venv and everything built

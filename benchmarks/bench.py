@@ -7,9 +7,10 @@ import sys
 
 import inspection
 import loop
+import remote
 import storing
 
-BENCHMARKS = {"storing": storing.main, "loop": loop.main, "inspection": inspection.main}
+BENCHMARKS = {"storing": storing.main, "remote": remote.main, "loop": loop.main, "inspection": inspection.main}
 
 
 def main():

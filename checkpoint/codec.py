@@ -2,7 +2,8 @@
 
 The tree is what JSON can say: None, bool, str, small int, finite float, lists and string-keyed dicts stand for
 themselves; everything else is a *node*, an object whose key "!" names its kind. Tensors are replaced by references.
-docs/checkpoint-format.md lists the kinds; `plain_values`, `numpy_values` and `tensor_values` implement them.
+docs/checkpoint-format.md lists the kinds; `plain_values`, `class_values`, `numpy_values` and
+`tensor_values` implement them, `nodes` holds their fields.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch
 
-from trainerd.checkpoint import numpy_values, plain_values, tensor_values
-from trainerd.checkpoint.errors import UndecodableState, UnsupportedState
+from trainerd.checkpoint import class_values, numpy_values, plain_values, tensor_values
+from trainerd.checkpoint.errors import CheckpointError, UndecodableState, UnsupportedState
 from trainerd.checkpoint.tensor_values import Leaf
 from trainerd.checkpoint.trees import KIND, MAX_DEPTH, Path, joined
 
@@ -22,6 +23,7 @@ _ENCODERS: dict[type, Callable[[Any, Any, Path], Any]] = {
 }
 _DECODERS: dict[str, Callable[[Any, Any, Path], Any]] = {
     **plain_values.DECODERS,
+    **class_values.DECODERS,
     **numpy_values.DECODERS,
     **tensor_values.DECODERS,
 }
@@ -64,11 +66,8 @@ class Encoder:
         if handler is None:
             raise UnsupportedState(joined(path), _kind_of(value))
         if self._depth >= MAX_DEPTH:
-            raise UnsupportedState(
-                f"{joined(path)[:80]}...",
-                "nested state",
-                f"deeper than {MAX_DEPTH} levels; does it contain itself?",
-            )
+            why = f"deeper than {MAX_DEPTH} levels; does it contain itself?"
+            raise UnsupportedState(joined(path), "nested state", why)
         self._depth += 1
         try:
             return handler(self, value, path)
@@ -111,12 +110,15 @@ class Decoder:
         kind = node.get(KIND)
         if kind is None:
             return {key: self.decode(item, (path, key)) for key, item in node.items()}
-        handler = _DECODERS.get(kind)
+        handler = _DECODERS.get(kind) if isinstance(kind, str) else None
         if handler is None:
-            raise UndecodableState(joined(path), kind, "this version knows no such kind")
+            raise UndecodableState(joined(path), str(kind), "this version knows no such kind")
         try:
             return handler(self, node, path)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        except CheckpointError:
+            raise
+        except Exception as error:
+            # Any: a constructor of Python, NumPy, torch or the user may refuse what it is given in its own way.
             raise UndecodableState(joined(path), kind, repr(error)) from error
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -132,7 +134,7 @@ class Decoder:
 
 def _handler_by_kind(value: object) -> Callable[[Any, Any, Path], Any] | None:
     """For values whose exact type is the user's: named tuples, enums, dataclasses, NumPy scalars."""
-    return plain_values.handler_for(value) or numpy_values.handler_for(value)
+    return class_values.handler_for(value) or numpy_values.handler_for(value)
 
 
 def _kind_of(value: object) -> str:

@@ -24,6 +24,12 @@ _TYPES: dict[str, tuple[int, str | None]] = {
     "float8_e5m2fnuz": (1, None),
     "float8_e8m0fnu": (1, None),
     "float4_e2m1fn_x2": (1, None),
+    "bits1x8": (1, None),
+    "bits2x4": (1, None),
+    "bits4x2": (1, None),
+    "bits8": (1, None),
+    "bits16": (2, None),
+    **{f"{sign}int{bits}": (1, None) for sign in ("", "u") for bits in range(1, 8)},
 }
 
 DTYPES = frozenset(_TYPES)

@@ -41,11 +41,10 @@ def unseal(data: bytes, body_type: type[Body], place: str) -> Body:
     match = _HASH.match(data)
     if match is None:
         raise Damaged(place, "it does not begin like a file of trainerd")
-    rest = data[_HASHED_FROM:]
-    if xxhash.xxh3_128_hexdigest(rest).encode() != match[1]:
+    if xxhash.xxh3_128_hexdigest(memoryview(data)[_HASHED_FROM:]).encode() != match[1]:
         raise Damaged(place, "its content does not match its hash")
     try:
-        sealed = msgspec.json.decode(b"{" + rest, type=_Sealed)
+        sealed = msgspec.json.decode(data, type=_Sealed)
         if sealed.format != FORMAT:
             raise FormatTooNew(place, sealed.format, msgspec.json.decode(sealed.body, type=_NewerBody).written_by)
         return msgspec.json.decode(sealed.body, type=body_type)

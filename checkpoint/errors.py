@@ -6,6 +6,16 @@ Every message is one paragraph for the user: the thing, the place, the way out.
 import errno as errno_names
 import os
 
+_SHOWN_CHARACTERS = 400
+
+
+def _shown(text: str) -> str:
+    """What a file or a user's key says, as a part of one paragraph: bounded, and nothing that a terminal obeys."""
+    printable = text if text.isprintable() else text.encode("unicode_escape").decode()
+    if len(printable) <= _SHOWN_CHARACTERS:
+        return printable
+    return f"{printable[: _SHOWN_CHARACTERS // 2]} ... {printable[-_SHOWN_CHARACTERS // 2 :]}"
+
 
 class CheckpointError(Exception):
     """Base of everything this package raises on purpose."""
@@ -19,9 +29,9 @@ class UnsupportedState(CheckpointError):
         self.kind = kind
         reason = f" ({why})" if why else ""
         super().__init__(
-            f"The state cannot be saved: {path or 'the state itself'}: {kind}{reason}. A checkpoint holds tensors, "
-            f"NumPy arrays and plain Python values only (docs/checkpoint-format.md lists them); let the state_dict() "
-            f"that returns it give such values instead. Nothing was written."
+            f"The state cannot be saved: {_shown(path) or 'the state itself'}: {kind}{reason}. A checkpoint holds "
+            f"tensors, NumPy arrays and plain Python values only (docs/checkpoint-format.md lists them); let the "
+            f"state_dict() that returns it give such values instead. Nothing was written."
         )
 
 
@@ -33,9 +43,9 @@ class UndecodableState(CheckpointError):
         self.kind = kind
         self.why = why
         super().__init__(
-            f"The state at {path or 'its root'} cannot be built from what was saved, though every byte of it is as it "
-            f"was written: it is no valid {kind} here ({why}). Load it with the versions that `trainerd inspect` and "
-            f"the manifest name, or report it. Nothing was changed."
+            f"The state at {_shown(path) or 'its root'} cannot be built from what was saved, though every byte of it "
+            f"is as it was written: it is no valid {_shown(kind)} here ({_shown(why)}). Load it with the versions that "
+            f"`trainerd inspect` and the manifest name, or report it. Nothing was changed."
         )
 
 
@@ -46,8 +56,8 @@ class MissingClass(CheckpointError):
         self.path = path
         self.reference = reference
         super().__init__(
-            f"The checkpoint's state at {path or 'its root'} is a {reference}, but {why}. Import the module that "
-            f"defines it before loading; `trainerd inspect` shows the value without the class."
+            f"The checkpoint's state at {_shown(path) or 'its root'} is a {_shown(reference)}, but {_shown(why)}. "
+            f"Import the module that defines it before loading; `trainerd inspect` shows the value without the class."
         )
 
 
@@ -57,7 +67,7 @@ class Damaged(CheckpointError):
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
         self.reason = reason
-        super().__init__(f"{name} is damaged: {reason}.")
+        super().__init__(f"{name} is damaged: {_shown(reason)}.")
 
 
 class NotCommitted(Damaged):
@@ -141,9 +151,21 @@ class StorageUnusable(CheckpointError):
     may_have_committed = False
     """The answer to the commit itself is what did not come: the checkpoint may be there, or still appear."""
 
-    def __init__(self, action: str, place: str, cause: OSError) -> None:
-        self.errno = cause.errno or 0
+    def __init__(self, action: str, place: str, cause: Exception) -> None:
+        self.errno = (cause.errno if isinstance(cause, OSError) else None) or 0
         self.place = place
-        reason = os.strerror(cause.errno) if cause.errno else str(cause)
-        hint = _HINTS.get(self.errno, "Check the storage and start again")
+        number = self.errno if self.errno in _HINTS or not str(cause) else 0
+        reason = os.strerror(number) if number else " ".join(f"{type(cause).__name__}: {cause}".split())
+        hint = _HINTS.get(self.errno) or _hint_by_kind(cause)
         super().__init__(f"Cannot {action} {place}: {reason}. {hint}. Nothing that was saved is lost.")
+
+
+def _hint_by_kind(cause: Exception) -> str:
+    """Libraries raise these without a number."""
+    if isinstance(cause, FileNotFoundError) or type(cause).__name__ == "ResourceNotFoundError":
+        return "Is the bucket, container or folder there? Make it and start again"
+    if isinstance(cause, PermissionError) or "redential" in type(cause).__name__ or "uth" in type(cause).__name__:
+        return "Check the credentials and what they allow; docs/storage.md says where they come from"
+    if isinstance(cause, ImportError | TypeError | ValueError):
+        return "Check the run URL and its options: docs/storage.md"
+    return "Check the storage and start again"

@@ -1,4 +1,4 @@
-"""What a backend guarantees, as data, so that no caller asks which backend it has. docs/storage.md shows the table."""
+"""What each backend guarantees, as data, so that no caller asks which one it has. docs/storage.md has the table."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ class Guarantees:
     """What callers may build on. A server is probed before a run is written to it, and held to what it showed."""
 
     backend: str
+    """Its name, for people."""
     exclusive_create: bool
     """Of several processes that create one name, exactly one succeeds."""
     life_lock: bool
@@ -35,4 +36,48 @@ LOCAL = Guarantees(
     file_bytes=512 * MIB,
     parallel=2,
     read_bytes=2 * MIB,
+)
+
+
+def _objects(backend: str) -> Guarantees:
+    """An object store. A file is an object is a request: no multipart upload can be left behind, unseen and billed.
+
+    Four of 16 MiB in flight are 64 MiB of memory, whatever the size of the state.
+    """
+    return Guarantees(
+        backend=backend,
+        exclusive_create=True,
+        life_lock=False,
+        shared=True,
+        folders=False,
+        file_bytes=16 * MIB,
+        parallel=4,
+        read_bytes=16 * MIB,
+    )
+
+
+S3 = _objects("S3")
+GCS = _objects("Google Cloud Storage")
+AZURE = _objects("Azure Blob Storage")
+
+SFTP = Guarantees(
+    backend="SFTP",
+    exclusive_create=True,
+    life_lock=False,
+    shared=True,
+    folders=True,
+    file_bytes=16 * MIB,
+    parallel=1,
+    read_bytes=4 * MIB,
+)
+
+MEMORY = Guarantees(
+    backend="memory of this process",
+    exclusive_create=True,
+    life_lock=False,
+    shared=False,
+    folders=False,
+    file_bytes=16 * MIB,
+    parallel=1,
+    read_bytes=16 * MIB,
 )

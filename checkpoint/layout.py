@@ -12,9 +12,9 @@ PINS = "pins"
 MANIFEST = "manifest.json"
 TEMPORARY_SUFFIX = ".tmp"
 
-_CHECKPOINT = re.compile(r"step-(\d{9,})\.t([1-9]\d*)")
-_TICKET = re.compile(r"(\d{6,})\.json")
-_DATA_FILE = re.compile(r"r(\d{5})-(\d{4,})\.safetensors")
+_CHECKPOINT = re.compile(r"step-([0-9]{9,18})\.t([1-9][0-9]{0,17})")
+_TICKET = re.compile(r"([0-9]{6,18})\.json")
+_DATA_FILE = re.compile(r"r([0-9]{5})-([0-9]{4,18})\.safetensors")
 
 
 @dataclass(frozen=True, order=True)

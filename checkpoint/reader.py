@@ -2,7 +2,8 @@
 
 import errno
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,7 +13,14 @@ import xxhash
 from trainerd.checkpoint.chunk_reader import file_lengths, file_path, read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint, NotCommitted, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Manifest, RunRecord, TensorEntry, parse_head, parse_manifest
+from trainerd.checkpoint.manifest import (
+    MANIFEST_BYTES,
+    Manifest,
+    RunRecord,
+    TensorEntry,
+    parse_head,
+    parse_manifest,
+)
 from trainerd.checkpoint.pins import read_pins
 from trainerd.checkpoint.retention import Candidate, Keep, candidate_of, reasons, recorded_keep
 from trainerd.checkpoint.storage import Storage
@@ -26,9 +34,9 @@ State = Literal["valid", "damaged", "incomplete", "superseded"]
 class CheckpointInfo:
     """What a listing says of one checkpoint.
 
-    `bytes` are those of its tensors, `unique_bytes` those of its own files; `time` in seconds since 1970, UTC. `pinned`
-    says whether a person or the newest valid one wants this one kept, `kept_because` why the rules by which the newest
-    valid one was saved keep it: with none, the next prune deletes it.
+    `bytes` are those of its tensors, `unique_bytes` those of the data files that no other checkpoint needs; `time` in
+    seconds since 1970, UTC. `pinned` says whether a person or the newest valid one wants this one kept, `kept_because`
+    why the rules by which the newest valid one was saved keep it: with none, the next prune deletes it.
     """
 
     name: str
@@ -72,7 +80,7 @@ def list_checkpoints(storage: Storage) -> list[CheckpointInfo]:
     run = read_run(storage)
     with ThreadPoolExecutor(storage.guarantees.parallel, thread_name_prefix="trainerd-list") as pool:
         judged = list(pool.map(lambda name: _judge(storage, name, run, counted=counts(name, tickets)), names))
-    needed = {path.partition("/")[0] for one in judged if one.candidate for path in one.candidate.files}
+    needed = {path.partition("/")[0] for one in judged for path in one.files}
     # What is left of a pruned checkpoint because others refer to it is no checkpoint any more.
     return _explained(storage, [one for one in judged if one.info.state != "incomplete" or one.info.name not in needed])
 
@@ -184,15 +192,7 @@ def read_manifest(storage: Storage, name: CheckpointName, run: RunRecord | None 
 
     Whoever reads many hands the run's record in, or it is read each time.
     """
-    try:
-        manifest = parse_manifest(storage.read(name.manifest), name)
-    except FileNotFoundError:
-        raise NotCommitted(str(name)) from None
-    except StorageUnusable as error:
-        # A file in the place of its folder, or a folder in the place of its manifest: foreign, and not in the way.
-        if error.errno not in {errno.ENOTDIR, errno.EISDIR}:
-            raise
-        raise NotCommitted(str(name)) from None
+    manifest = parse_manifest(_manifest_bytes(storage, name), name)
     run = run or read_run(storage)
     if run is not None and run.run != manifest.run:
         raise Damaged(str(name), f"it belongs to another run ({manifest.run}), this one is {run.run}")
@@ -206,6 +206,21 @@ def read_manifest(storage: Storage, name: CheckpointName, run: RunRecord | None 
             there = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
             raise Damaged(str(name), f"{file} {there}")
     return manifest
+
+
+def _manifest_bytes(storage: Storage, name: CheckpointName) -> bytes:
+    size = storage.size(name.manifest)
+    if size is not None and size > MANIFEST_BYTES:
+        raise Damaged(str(name), f"its manifest has {size} bytes, and none is written with more than {MANIFEST_BYTES}")
+    try:
+        return storage.read(name.manifest)
+    except FileNotFoundError:
+        raise NotCommitted(str(name)) from None
+    except StorageUnusable as error:
+        # A file in the place of its folder, or a folder in the place of its manifest: foreign, and not in the way.
+        if error.errno not in {errno.ENOTDIR, errno.EISDIR}:
+            raise
+        raise NotCommitted(str(name)) from None
 
 
 def verify_headers(storage: Storage, manifest: Manifest) -> None:
@@ -226,6 +241,11 @@ class _Judged:
     pins: tuple[int, ...] = ()
     keep: Keep | None = None
 
+    @property
+    def files(self) -> Mapping[str, int]:
+        """Bytes of the data files that it needs."""
+        return self.candidate.files if self.candidate else {}
+
 
 def _judge(storage: Storage, name: CheckpointName, run: RunRecord | None, *, counted: bool) -> _Judged:
     info = CheckpointInfo(str(name), name.step, name.term, "valid")
@@ -236,8 +256,7 @@ def _judge(storage: Storage, name: CheckpointName, run: RunRecord | None, *, cou
     except (Damaged, FormatTooNew) as error:
         info = replace(info, state="damaged", reason=getattr(error, "reason", str(error)))
         return _Judged(name, info, _if_readable(storage, name))
-    own = sum(entry.bytes for file, entry in manifest.files.items() if "/" not in file)
-    info = replace(info, bytes=manifest.bytes, unique_bytes=own, time=manifest.time)
+    info = replace(info, bytes=manifest.bytes, time=manifest.time)
     if not counted:
         info = replace(info, state="superseded", reason="a later term resumed from an earlier step")
     return _Judged(name, info, candidate_of(manifest), manifest.pinned, recorded_keep(manifest.keep))
@@ -246,21 +265,23 @@ def _judge(storage: Storage, name: CheckpointName, run: RunRecord | None, *, cou
 def _if_readable(storage: Storage, name: CheckpointName) -> Candidate | None:
     """What a damaged checkpoint refers to, as far as its manifest can tell."""
     try:
-        return candidate_of(parse_head(storage.read(name.manifest), name))
-    except (FileNotFoundError, Damaged, FormatTooNew):
+        return candidate_of(parse_head(_manifest_bytes(storage, name), name))
+    except (Damaged, FormatTooNew):
         return None
 
 
 def _explained(storage: Storage, judged: list[_Judged]) -> list[CheckpointInfo]:
-    """Say of each checkpoint whether it is pinned, and why the newest one's rules keep it."""
+    """Say of each checkpoint what it alone occupies, whether it is pinned, and why the newest one's rules keep it."""
     pins = read_pins(storage)
     valid = [one for one in judged if one.info.state == "valid"]
     rules = valid[-1].keep.rules if valid and valid[-1].keep else ()
     steps = valid[-1].pins if valid else ()
     kept = reasons(filter(None, (one.candidate for one in valid)), rules, time.time(), pinned_steps=steps, pins=pins)
+    users = Counter(file for one in judged if one.candidate for file in one.files)
     return [
         replace(
             one.info,
+            unique_bytes=sum(size for file, size in one.files.items() if users[file] == 1),
             pinned=one.name in pins or (one.name in kept and one.name.step in steps),
             kept_because=kept.get(one.name) or ((pins[one.name],) if one.name in pins else ()),
         )

@@ -4,9 +4,11 @@ Everything above speaks in paths relative to the run URL and in the errors of `t
 FileNotFoundError of a read and FileExistsError of a creation pass through, since callers decide by them.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
 
+from trainerd.checkpoint import guarantees
 from trainerd.checkpoint.direct_io import Part
 from trainerd.checkpoint.errors import CheckpointError
 from trainerd.checkpoint.guarantees import Guarantees
@@ -64,19 +66,64 @@ class UnknownScheme(CheckpointError):
     """A run URL that no backend serves."""
 
     def __init__(self, url: str, scheme: str) -> None:
+        known = ", ".join(f"{name}://" for name in _BACKENDS)
         super().__init__(
-            f"{url}: run folders on {scheme}:// are not supported yet; this version keeps runs on a local disk. "
-            f"Give a folder's path."
+            f"{url}: there is no storage for {scheme}://. Runs are kept in local folders and on {known} "
+            f"(docs/storage.md)."
         )
 
 
-def open_storage(url: str) -> Storage:
-    """The storage behind a run URL: a local path or file:// URL today. UnknownScheme for others."""
-    scheme, separator, rest = url.partition("://")
-    from trainerd.checkpoint.local_storage import LocalStorage
+class MissingPackage(CheckpointError):
+    """The package that talks to a backend is not installed."""
 
-    if not separator:
-        return LocalStorage(url, url)
-    if scheme == "file":
-        return LocalStorage(url, rest)
-    raise UnknownScheme(url, scheme)
+    def __init__(self, url: str, extra: str, cause: ImportError) -> None:
+        super().__init__(
+            f"{url} needs a package that is not installed ({cause}). `pip install 'trainerd[{extra}]'` brings it."
+        )
+
+
+class _Backend(NamedTuple):
+    module: str  # imported to see whether its package is there
+    extra: str
+    guarantees: Guarantees
+
+
+_BACKENDS = {
+    "s3": _Backend("s3fs", "s3", guarantees.S3),
+    "gs": _Backend("gcsfs", "gcs", guarantees.GCS),
+    "abfs": _Backend("adlfs", "azure", guarantees.AZURE),
+    "sftp": _Backend("paramiko", "sftp", guarantees.SFTP),
+    "memory": _Backend("fsspec", "s3", guarantees.MEMORY),
+}
+_OTHER_NAMES = {"gcs": "gs", "abfss": "abfs", "az": "abfs", "ssh": "sftp", "s3a": "s3"}
+
+
+def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
+    """The storage behind a run URL; nothing is reached or written yet. UnknownScheme, MissingPackage.
+
+    `options` are those of the fsspec filesystem, as docs/storage.md shows for each.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "file":
+        from trainerd.checkpoint.local_storage import LocalStorage
+
+        return LocalStorage(url, rest if separator else url)
+    backend = _BACKENDS.get(_OTHER_NAMES.get(scheme, scheme))
+    if backend is None:
+        raise UnknownScheme(url, scheme)
+    try:
+        import_module(backend.module)
+    except ImportError as error:
+        raise MissingPackage(url, backend.extra, error) from error
+    storage: Storage = _remote(backend)(url, options or {}, backend.guarantees)
+    return storage
+
+
+def _remote(backend: _Backend) -> Any:
+    if backend.guarantees is guarantees.SFTP:
+        from trainerd.checkpoint.sftp_storage import SftpStorage
+
+        return SftpStorage
+    from trainerd.checkpoint.remote_storage import MemoryStorage, RemoteStorage
+
+    return RemoteStorage if backend.guarantees.shared else MemoryStorage

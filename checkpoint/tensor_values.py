@@ -20,6 +20,10 @@ _COMPRESSED = {
 
 
 _SAMPLE_BYTES = 64
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_QUANTIZED = {torch.quint8: torch.uint8, torch.qint8: torch.int8, torch.qint32: torch.int32}
+_PER_TENSOR = (torch.per_tensor_affine, torch.per_tensor_symmetric)
+_PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric, torch.per_channel_affine_float_qparams)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Leaf:
         return memory_view(octets[:: octets.numel() // _SAMPLE_BYTES | 1].contiguous().cpu()).hex()
 
     def _flat(self) -> torch.Tensor:
-        return self.tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+        return as_bits(self.tensor.detach().resolve_conj().resolve_neg()).contiguous().view(-1)
 
 
 def memory_view(tensor: torch.Tensor) -> memoryview:
@@ -68,6 +72,12 @@ def memory_view(tensor: torch.Tensor) -> memoryview:
     block = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
     block.tensor = tensor  # type: ignore[attr-defined]
     return memoryview(block).cast("B")
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: torch copies those of every width, and never as numbers."""
+    integer = _INTEGERS.get(tensor.element_size())
+    return tensor if integer is None else tensor.view(integer)
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -86,48 +96,61 @@ def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
 def _encode_tensor(encoder: Any, value: torch.Tensor, path: Path) -> Any:
     if value.device.type == "meta":
         raise UnsupportedState(joined(path), "a tensor on the meta device", "it has no values")
+    if value.is_nested:
+        raise UnsupportedState(joined(path), "a nested tensor", "keep its parts in a list")
     if value.is_quantized:
         return _encode_quantized(encoder, value, path)
     if value.layout is torch.sparse_coo:
-        return _encode_coo(encoder, value, path)
+        return _encode_coo(encoder, value, path) | _role(value)
     if value.layout in _COMPRESSED:
-        return _encode_compressed(encoder, value, path)
+        return _encode_compressed(encoder, value, path) | _role(value)
     if value.layout is not torch.strided or _name(value.dtype) not in DTYPES:
         raise UnsupportedState(joined(path), f"a tensor of {value.dtype}, layout {value.layout}")
+    if value.numel() and not value.data_ptr():
+        raise UnsupportedState(joined(path), "a tensor without memory", "its storage was freed: gather it first")
     node: dict[str, Any] = {KIND: "tensor", "tensor": encoder.reference(value, path)}
-    if not value.is_contiguous() and _is_dense(value):
+    if not value.is_contiguous() and is_dense(value.shape, value.stride()):
         node["stride"] = list(value.stride())
-    if value.requires_grad:
-        node["requires_grad"] = True
-    if isinstance(value, torch.nn.Parameter):
-        node["parameter"] = True
-    return node
+    return node | _role(value)
+
+
+def _role(value: torch.Tensor) -> dict[str, bool]:
+    roles = {"requires_grad": value.requires_grad, "parameter": isinstance(value, torch.nn.Parameter)}
+    return {role: True for role, played in roles.items() if played}
+
+
+def _in_role(tensor: torch.Tensor, node: Any) -> torch.Tensor:
+    requires_grad = bool(node.get("requires_grad"))
+    if node.get("parameter"):
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.detach().requires_grad_() if requires_grad else tensor
 
 
 def _decode_tensor(decoder: Any, node: Any, _path: Path) -> torch.Tensor:
-    requires_grad = bool(node.get("requires_grad"))
-    stride = node.get("stride")
-
-    def in_its_format() -> torch.Tensor:
-        tensor: torch.Tensor = decoder.tensor(node["tensor"])
-        # Another memory format may pick another kernel, which rounds in another way.
-        return tensor if stride is None else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-
-    def make() -> torch.Tensor:
-        tensor: torch.Tensor = decoder.shared((node["tensor"], stride and tuple(stride)), in_its_format)
-        if node.get("parameter"):
-            return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-        return tensor.detach().requires_grad_() if requires_grad else tensor
-
-    shared: torch.Tensor = decoder.shared((node["tensor"], node.get("parameter"), requires_grad), make)
+    name, stride = node["tensor"], node.get("stride")
+    stride = None if stride is None else tuple(stride)
+    tensor = decoder.shared((name, stride), lambda: _laid_out(decoder.tensor(name), stride))
+    role = (name, stride, bool(node.get("parameter")), bool(node.get("requires_grad")))
+    shared: torch.Tensor = decoder.shared(role, lambda: _in_role(tensor, node))
     return shared
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one block of memory in some order of the dimensions."""
+def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
+    """In its memory format: another one may pick another kernel, which rounds in another way."""
+    if stride is None or tensor.stride() == stride:
+        return tensor
+    if len(stride) != tensor.dim() or not is_dense(tensor.shape, stride):
+        raise ValueError(f"the strides {stride} do not lay out {tuple(tensor.shape)} without holes")
+    laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+    as_bits(laid_out).copy_(as_bits(tensor))
+    return laid_out
+
+
+def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether elements so strided fill one block of memory in some order of the dimensions."""
     expected = 1
-    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if extent != 1 and stride != expected:
+    for step, extent in sorted(zip(stride, shape, strict=True)):
+        if extent != 1 and step != expected:
             return False
         expected *= extent
     return True
@@ -146,9 +169,10 @@ def _encode_coo(encoder: Any, value: torch.Tensor, path: Path) -> Any:
 
 def _decode_coo(decoder: Any, node: Any, path: Path) -> torch.Tensor:
     indices, values = decoder.decode(node["indices"], path), decoder.decode(node["values"], path)
-    return torch.sparse_coo_tensor(
+    tensor = torch.sparse_coo_tensor(
         indices, values, node["shape"], is_coalesced=node["coalesced"], check_invariants=True
     )
+    return _in_role(tensor, node)
 
 
 def _encode_compressed(encoder: Any, value: torch.Tensor, path: Path) -> Any:
@@ -168,43 +192,66 @@ def _encode_compressed(encoder: Any, value: torch.Tensor, path: Path) -> Any:
 def _decode_compressed(decoder: Any, node: Any, path: Path) -> torch.Tensor:
     compressed, plain, values = (decoder.decode(node[part], path) for part in ("compressed", "plain", "values"))
     layout = next(layout for layout, kind in _COMPRESSED.items() if kind == node[KIND])
-    return torch.sparse_compressed_tensor(
+    tensor = torch.sparse_compressed_tensor(
         compressed, plain, values, node["shape"], layout=layout, check_invariants=True
     )
+    return _in_role(tensor, node)
 
 
 def _encode_quantized(encoder: Any, value: torch.Tensor, path: Path) -> Any:
+    what = f"a quantized tensor of {value.dtype}, {value.qscheme()}"
+    if value.dtype not in _QUANTIZED:
+        raise UnsupportedState(joined(path), what)
+    values = value.int_repr()
+    if is_dense(value.shape, value.stride()):
+        values = _laid_out(values, value.stride())
     node = {
         KIND: "quantized",
         "dtype": _name(value.dtype),
-        "values": encoder.encode(value.int_repr(), (path, "values")),
+        "values": encoder.encode(values, (path, "values")),
     }
-    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return node | {"scale": value.q_scale(), "zero_point": value.q_zero_point()}
-    if value.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
-        scales, zero_points = value.q_per_channel_scales(), value.q_per_channel_zero_points()
-        return node | {
-            "scales": encoder.encode(scales, (path, "scales")),
-            "zero_points": encoder.encode(zero_points, (path, "zero_points")),
-            "axis": value.q_per_channel_axis(),
-        }
-    raise UnsupportedState(joined(path), f"a quantized tensor of scheme {value.qscheme()}")
+    if value.qscheme() in _PER_TENSOR:
+        return node | {"scale": encoder.encode(value.q_scale(), path), "zero_point": value.q_zero_point()}
+    if value.qscheme() not in _PER_CHANNEL:
+        raise UnsupportedState(joined(path), what)
+    scales, axis = value.q_per_channel_scales(), value.q_per_channel_axis()
+    if scales.numel() != value.shape[axis]:
+        why = f"it is a view with {scales.numel()} scales for {value.shape[axis]} channels"
+        raise UnsupportedState(joined(path), what, why)
+    return node | {
+        "scales": encoder.encode(scales, (path, "scales")),
+        "zero_points": encoder.encode(value.q_per_channel_zero_points(), (path, "zero_points")),
+        "axis": axis,
+    }
 
 
 def _decode_quantized(decoder: Any, node: Any, path: Path) -> torch.Tensor:
     values = decoder.decode(node["values"], path)
     dtype = _dtype(node["dtype"])
-    if "scale" in node:
-        quantized = torch._empty_affine_quantized(
-            values.shape, scale=node["scale"], zero_point=node["zero_point"], dtype=dtype
-        )
+    if values.dtype != _QUANTIZED.get(dtype) or not is_dense(values.shape, values.stride()):
+        raise ValueError(f"a tensor of {values.dtype} cannot be the numbers of {dtype}")
+    if node.get("scale") is not None:
+        scale = decoder.decode(node["scale"], path)
+        empty_one = torch._empty_affine_quantized(values.shape, scale=scale, zero_point=node["zero_point"], dtype=dtype)
+        quantized = empty_one if values.is_contiguous() else empty_one.as_strided(values.shape, values.stride())
     else:
-        scales, zero_points = decoder.decode(node["scales"], path), decoder.decode(node["zero_points"], path)
         quantized = torch._empty_per_channel_affine_quantized(
-            values.shape, scales=scales, zero_points=zero_points, axis=node["axis"], dtype=dtype
+            values.shape,
+            scales=decoder.decode(node["scales"], path),
+            zero_points=decoder.decode(node["zero_points"], path),
+            axis=node["axis"],
+            dtype=dtype,
+            memory_format=_memory_format(values),
         )
     memory_view(quantized)[:] = memory_view(values)
     return quantized
+
+
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """The one it is in, of those that a tensor quantized per channel can be in."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    found = formats.get(tensor.dim(), torch.contiguous_format)
+    return torch.contiguous_format if tensor.is_contiguous() else found
 
 
 def _encode_generator(encoder: Any, value: torch.Generator, path: Path) -> Any:
@@ -226,7 +273,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
+    dtype = vars(torch).get(name)  # not getattr: torch imports modules by it
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch.{name} is no dtype")
     return dtype

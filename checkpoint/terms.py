@@ -21,31 +21,32 @@ from trainerd.checkpoint import envelope, layout
 from trainerd.checkpoint.envelope import Body
 from trainerd.checkpoint.errors import Damaged, RunDamaged, RunOwned, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.local_storage import LocalStorage
-from trainerd.checkpoint.manifest import RunRecord
+from trainerd.checkpoint.manifest import Count, RunRecord, Seconds
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.versions import WRITTEN_BY
+
+_RECORD_BYTES = 2**20
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The record by which a daemon begins its term; written once, never changed. `time` in seconds since 1970, UTC."""
 
     written_by: str
-    term: int
-    resumed_from: int
+    term: Count
+    resumed_from: Count
     host: str
-    pid: int
+    pid: Count
     nonce: str
-    time: float
+    time: Seconds
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     """The record that a checkpoint was once committed in a term: an emptied folder is then no fresh start."""
 
     written_by: str
-    term: int
-    step: int
-    time: float
+    term: Count
+    step: Count
+    time: Seconds
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -77,14 +78,23 @@ def _ticket_terms(storage: Storage) -> list[int]:
 def _read_ticket(storage: Storage, term: int) -> Ticket:
     path = layout.ticket_file(term)
     try:
-        return _unsealed(storage, path, storage.read(path), Ticket)
+        ticket = _read_record(storage, path, Ticket)
     except FileNotFoundError:
         raise RunDamaged(Damaged(f"{storage.url}/{path}", "it is listed, but cannot be read")) from None
+    if ticket.term != term:
+        raise RunDamaged(Damaged(f"{storage.url}/{path}", f"it is the ticket of term {ticket.term}"))
+    return ticket
 
 
-def _unsealed(storage: Storage, path: str, data: bytes, body_type: type[Body]) -> Body:
+def _read_record(storage: Storage, path: str, body_type: type[Body]) -> Body:
+    """A small sealed file on which the run depends. FileNotFoundError if it is not there."""
+    size = storage.size(path)
+    if size is None:
+        raise FileNotFoundError(path)
+    if size > _RECORD_BYTES:
+        raise RunDamaged(Damaged(f"{storage.url}/{path}", f"it has {size} bytes, and none is written with that many"))
     try:
-        return envelope.unseal(data, body_type, f"{storage.url}/{path}")
+        return envelope.unseal(storage.read(path), body_type, f"{storage.url}/{path}")
     except Damaged as damage:
         raise RunDamaged(damage) from None
 
@@ -112,8 +122,7 @@ def committed_once(storage: Storage) -> str:
     if newest.resumed_from:
         return f"Term {newest.term} resumed from step {newest.resumed_from}"
     try:
-        path = layout.commit_mark(newest.term)
-        mark = _unsealed(storage, path, storage.read(path), CommitMark)
+        mark = _read_record(storage, layout.commit_mark(newest.term), CommitMark)
     except FileNotFoundError:
         return ""
     return f"Term {newest.term} committed step {mark.step}"
@@ -136,10 +145,9 @@ def named(storage: Storage) -> list[CheckpointName]:
 def read_run(storage: Storage) -> RunRecord | None:
     """The run's own record; None before its first term. FormatTooNew or RunDamaged if it cannot be used."""
     try:
-        data = storage.read(layout.RUN_FILE)
+        return _read_record(storage, layout.RUN_FILE, RunRecord)
     except FileNotFoundError:
         return None
-    return _unsealed(storage, layout.RUN_FILE, data, RunRecord)
 
 
 class RunOwner:
@@ -153,10 +161,9 @@ class RunOwner:
     @classmethod
     def acquire(cls, storage: Storage) -> "RunOwner":
         """Lock the run, making its folder if need be. RunOwned, StorageUnusable, FormatTooNew, RunDamaged."""
-        assert isinstance(storage, LocalStorage)
         read_run(storage)
         storage.make_folder("")
-        path = os.path.join(storage.root, layout.LOCK_FILE)
+        path = os.path.join(storage.root, layout.LOCK_FILE)  # type: ignore[attr-defined] # a local storage
         lock = filelock.FileLock(path, timeout=0, thread_local=False)
         try:
             holder = _read_holder(path)
@@ -226,7 +233,8 @@ def _ensure_run_record(storage: Storage) -> None:
         try:
             storage.create(layout.RUN_FILE, envelope.seal(record))
         except FileExistsError:
-            read_run(storage)
+            if read_run(storage) is None:
+                raise RunDamaged(Damaged(f"{storage.url}/{layout.RUN_FILE}", "it is no file")) from None
 
 
 def _write_holder(path: str) -> None:

@@ -1,5 +1,6 @@
 """Words that the codec and the readers of a tree share: node kinds' key, paths, and finding a place by its path."""
 
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,27 @@ def joined(path: Path) -> str:
     keys: list[str] = []
     while path:
         path, key = path
-        keys.append(str(key))
+        keys.append(_text(key))
     return ".".join(reversed(keys))
+
+
+def _text(key: Any) -> str:
+    # Python itself refuses to write deep tuples and integers of more than 4300 digits.
+    if isinstance(key, tuple):
+        return _keys.repr(key)
+    return hex(key) if isinstance(key, int) and abs(key) > 2**64 else str(key)
+
+
+class _Keys(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxtuple, self.maxstring, self.maxother = 20, 100, 100
+
+    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002 (the base class calls it so)
+        return _text(x)
+
+
+_keys = _Keys()
 
 
 def children(node: Any) -> dict[str, Any]:
@@ -32,11 +52,24 @@ def children(node: Any) -> dict[str, Any]:
         return dict(node)
     items = node.get("items")
     if node[KIND] in _KEYED and isinstance(items, list):
-        return {str(children_key(key)): item for key, item in items}
+        return _named([(str(children_key(key)), item) for key, item in items])
     if isinstance(items, list):
         return {str(index): item for index, item in enumerate(items)}
     fields = node.get("fields")
     return dict(fields) if isinstance(fields, dict) else {}
+
+
+def _named(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """By name; 1 and "1" are two keys with one name, so the second gets a number as its tensor does."""
+    found: dict[str, Any] = {}
+    ordinals: dict[str, int] = {}
+    for name, item in items:
+        free = name
+        while free in found:
+            ordinals[name] = ordinals.get(name, 1) + 1
+            free = f"{name}#{ordinals[name]}"
+        found[free] = item
+    return found
 
 
 def children_key(key: Any) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 
 import xxhash
 
-from trainerd.checkpoint import envelope, layout
+from trainerd.checkpoint import layout
 from trainerd.checkpoint.errors import StorageUnusable
 from trainerd.checkpoint.file_plan import Buffer, Piece, header_of, plan_files
 from trainerd.checkpoint.incremental import NOTHING, Reused
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry, parse_manifest, seal_manifest
 from trainerd.checkpoint.storage import Storage
 
 # Hashed and handed on in parts that stay in a core's cache in between.
@@ -68,7 +68,7 @@ def write_checkpoint(
         tree=tree,
     )
     try:
-        storage.create(name.manifest, envelope.seal(manifest))
+        storage.create(name.manifest, seal_manifest(manifest))
     except FileExistsError:
         # An earlier attempt at this step of this term, by us, had committed it although it was told to have failed.
         return parse_manifest(storage.read(name.manifest), name)

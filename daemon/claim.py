@@ -35,7 +35,7 @@ def claimed(job: Job, *, fresh: bool) -> Iterator[Claim]:
 
     Raises RunOwned, StorageUnusable, FormatTooNew, NoCheckpoint, UnknownScheme; at most a lock file was then made.
     """
-    storage = open_storage(job.dir)
+    storage = open_storage(job.dir, job.storage)
     owner = RunOwner.acquire(storage)
     try:
         newest = 0 if fresh else newest_step(storage) or 0

@@ -84,6 +84,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     config: Annotated[
         dict[str, Any], Meta(description="a table handed to the target as it stands; --set key=value adds to it")
     ] = field(default_factory=dict)
+    storage: Annotated[
+        dict[str, Any], Meta(description="options of a remote run folder's fsspec filesystem; --storage key=value adds")
+    ] = field(default_factory=dict)
     checkpoint: Annotated[CheckpointTable, Meta(description="saving")] = CheckpointTable()
     restart: Annotated[RestartTable, Meta(description="restarting")] = RestartTable()
     preemption: Annotated[PreemptionTable, Meta(description="being taken away")] = PreemptionTable()

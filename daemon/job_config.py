@@ -1,8 +1,9 @@
-"""The [config] table: what a file may put there, and `--set key=value` on top of it."""
+"""Tables of the user's own: what a file may put there, and `--set key=value` or `--storage key=value` on top."""
 
 import datetime
 import re
 import tomllib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainerd.daemon.exit_codes import ExitCode
@@ -10,6 +11,10 @@ from trainerd.daemon.job_errors import JobError, Place
 
 # Python's spellings that TOML has not: taken as texts they would be true, or no number, without a word.
 _PYTHON_SPELLINGS = {"True": "true", "False": "false"}
+_EXAMPLES = {
+    "--set": "--set lr=3e-4 or --set model.width=256",
+    "--storage": "--storage anon=true or --storage client_kwargs.region_name=eu-west-1",
+}
 _BARE_POINT = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
 
 
@@ -24,31 +29,35 @@ def check_config(config: dict[str, Any], place: Place) -> None:
                 raise where.error(item, "dates and times cannot be handed to the target; write it in quotes.")
 
 
-def apply_settings(config: dict[str, Any], settings: list[str]) -> dict[str, Any]:
-    """A copy of `config` with every `key=value` set; dotted keys make tables, the last one wins. JobError otherwise."""
-    result = _copy(config)
+def apply_settings(table: dict[str, Any], settings: Sequence[str], flag: str = "--set") -> dict[str, Any]:
+    """A copy of `table` with every `key=value` set; dotted keys make tables, the last one wins. JobError otherwise."""
+
+    def refused(setting: str, problem: str) -> JobError:
+        return JobError(f"{flag} {setting}: {problem}", ExitCode.WRONG_USAGE)
+
+    result = _copy(table)
     for setting in settings:
         name, equals, text = setting.partition("=")
         *tables, key = path = [part.strip() for part in name.split(".")]
         if not equals or not all(path):
-            raise _refused(setting, "expected key=value, for example --set lr=3e-4 or --set model.width=256.")
-        table = result
+            raise refused(setting, f"expected key=value, for example {_EXAMPLES[flag]}.")
+        inner = result
         for part in tables:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise _refused(setting, f"{part!r} is a value, not a table, so nothing can be set inside it.")
-        if isinstance(table.get(key), dict):
-            raise _refused(setting, f"{key!r} is a table; set its keys, for example --set {name.strip()}.key=value.")
-        table[key] = _value(setting, text)
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise refused(setting, f"{part!r} is a value, not a table, so nothing can be set inside it.")
+        if isinstance(inner.get(key), dict):
+            raise refused(setting, f"{key!r} is a table; set its keys, for example {flag} {name.strip()}.key=value.")
+        inner[key] = _value(setting, text, refused)
     return result
 
 
-def _value(setting: str, text: str) -> Any:
+def _value(setting: str, text: str, refused: Callable[[str, str], JobError]) -> Any:
     text = text.strip()
     if text in _PYTHON_SPELLINGS:
-        raise _refused(setting, f"write {_PYTHON_SPELLINGS[text]}, as in TOML, or '\"{text}\"' if a text is meant.")
+        raise refused(setting, f"write {_PYTHON_SPELLINGS[text]}, as in TOML, or '\"{text}\"' if a text is meant.")
     if _BARE_POINT.fullmatch(text):
-        raise _refused(setting, f"write the number with digits on both sides of the point, or '\"{text}\"' for a text.")
+        raise refused(setting, f"write the number with digits on both sides of the point, or '\"{text}\"' for a text.")
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -57,10 +66,6 @@ def _value(setting: str, text: str) -> Any:
     if set(parsed) != {"value"} or isinstance(parsed["value"], datetime.date | datetime.time):
         return text
     return parsed["value"]
-
-
-def _refused(setting: str, problem: str) -> JobError:
-    return JobError(f"--set {setting}: {problem}", ExitCode.WRONG_USAGE)
 
 
 def _copy(table: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from trainerd.daemon.exit_codes import ExitCode
@@ -23,8 +24,9 @@ class Found(NamedTuple):
     folder: str
 
 
-def build_job(operand: str, flags: dict[str, str], settings: list[str]) -> Job:
-    """The job of `trainerd run OPERAND`: a job file (`*.toml`) or a target, flags by their dotted key, `--set` texts.
+def build_job(operand: str, flags: dict[str, str], settings: list[str], storage: Sequence[str] = ()) -> Job:
+    """The job of `trainerd run OPERAND`: a job file (`*.toml`) or a target, flags by their dotted key, and the texts of
+    `--set` and `--storage`.
 
     JobError, with exit code 78 for what a file says and 2 for what the command line says.
     """
@@ -43,8 +45,9 @@ def build_job(operand: str, flags: dict[str, str], settings: list[str]) -> Job:
 
     directory = found["dir"]
     found["dir"] = directory._replace(value=_absolute(directory.value, directory.folder))
-    config = found["config"].value if "config" in found else {}
-    found["config"] = Found(apply_settings(config, settings), Place("config"), here)
+    for table, flag, texts in (("config", "--set", settings), ("storage", "--storage", storage)):
+        given = found[table].value if table in found else {}
+        found[table] = Found(apply_settings(given, texts, flag), Place(table), here)
     source = file or "command line"
     return Job(**_fill(Job, "", found), folder=found["target"].folder, source=source)
 

@@ -84,8 +84,8 @@ def all_keys(struct: Table = Job, table: str = "") -> Iterator[Key]:
 
 
 def flag_keys() -> list[Key]:
-    """The keys that have a flag of their own: all but the target (an operand), [config] (`--set`) and whole tables."""
-    named = [key for key in all_keys() if key.path not in ("target", "config")]
+    """The keys that have a flag of their own: all but the target (an operand), users' tables and whole tables."""
+    named = [key for key in all_keys() if key.path != "target" and key.kind is not dict]
     # `checkpoint.keep` is one flag: its keys go into the flag's value.
     return [key for key in named if key.path.count(".") == 1 or (not key.table and not key.is_table)]
 

@@ -111,7 +111,7 @@ def _prepare(job: Job, fresh: bool) -> tuple["TrainerBase", "CheckpointStore", R
     trainer = build_trainer(job)
     from trainerd.checkpoint.store import CheckpointStore
 
-    store = CheckpointStore(open_storage(job.dir), keep=keep_of(job.checkpoint.keep))
+    store = CheckpointStore(open_storage(job.dir, job.storage), keep=keep_of(job.checkpoint.keep))
     loaded = store.load(fresh=fresh)
     if loaded is None:
         ready = Ready(0, "", "", "", ())

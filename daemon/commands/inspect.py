@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainerd.daemon.commands.operands import StorageOptions
+
 if TYPE_CHECKING:
     from trainerd.checkpoint.reader import StoredTree
 
@@ -17,6 +19,7 @@ def inspect_checkpoint(
         typer.Argument(metavar="PATH", help="A place in the state: hooks.EMA, model.", show_default=False),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; its shape is in docs/commands.md.")] = False,
+    storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Show what a checkpoint holds, without loading it: names, values, tensors with type, shape and size."""
     from trainerd.checkpoint.reader import read_tree
@@ -24,7 +27,7 @@ def inspect_checkpoint(
     from trainerd.daemon.commands.operands import open_run, split_operand
 
     directory, step = split_operand(operand)
-    stored = read_tree(open_run(directory), step)
+    stored = read_tree(open_run(directory, storage_options), step)
     node = find(stored.tree, path, f"{directory}@{stored.step}")
     if as_json:
         import json

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainerd.daemon.commands.operands import StorageOptions
+
 if TYPE_CHECKING:
     from trainerd.checkpoint.reader import CheckpointInfo
 
@@ -11,13 +13,14 @@ if TYPE_CHECKING:
 def list_run(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The run folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; its shape is in docs/commands.md.")] = False,
+    storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Show the checkpoints of a run, newest last, without reading their data."""
     from trainerd.checkpoint.reader import list_checkpoints
     from trainerd.daemon import console
     from trainerd.daemon.commands.operands import open_run
 
-    found = list_checkpoints(open_run(directory))
+    found = list_checkpoints(open_run(directory, storage_options))
     if as_json:
         console.write(report_json(directory, found))
     elif found:

@@ -1,10 +1,21 @@
 """DIR and DIR@STEP: which run a reading command means, and what to say when it is not there."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from trainerd.checkpoint.storage import Storage
+
+
+StorageOptions = Annotated[
+    list[str],
+    typer.Option(
+        "--storage", metavar="KEY=VALUE", help="An option of a remote DIR's filesystem (docs/storage.md). Repeatable."
+    ),
+]
 
 
 def split_operand(text: str) -> tuple[str, int | None]:
@@ -20,22 +31,40 @@ def split_operand(text: str) -> tuple[str, int | None]:
 
 def split_step(text: str, command: str) -> tuple[str, int]:
     """Run URL and step of `DIR@STEP`, for a command that needs a step; BadParameter without one."""
-    import typer
-
     directory, step = split_operand(text)
     if step is None:
         raise typer.BadParameter(f"{text} names no step: give DIR@STEP, as in `trainerd {command} {text}@500`")
     return directory, step
 
 
-def open_run(url: str) -> "Storage":
+def open_run(url: str, storage_options: Sequence[str] = ()) -> "Storage":
     """The storage of a run that exists; NoCheckpoint otherwise. Changes nothing."""
     from trainerd.checkpoint.errors import NoCheckpoint
     from trainerd.checkpoint.layout import CHECKPOINTS, RUN_FILE, parse_checkpoint
     from trainerd.checkpoint.storage import open_storage
+    from trainerd.daemon.job_config import apply_settings
+
+    storage = open_storage(url, apply_settings({}, storage_options, "--storage"))
+    if storage.guarantees.life_lock:
+        _require_folder(url)
+    if storage.size(RUN_FILE) is not None:
+        return storage
+    parent, _, name = url.rstrip("/").rpartition("/")
+    checkpoint = parse_checkpoint(name)
+    if checkpoint is not None and parent.endswith(f"/{CHECKPOINTS}"):
+        raise NoCheckpoint(
+            f"{url} is a checkpoint's own folder. Name the run and the step instead: "
+            f"{parent.removesuffix(f'/{CHECKPOINTS}')}@{checkpoint.step}."
+        )
+    inside = [name for name in storage.names("")[:100] if storage.size(f"{name}/{RUN_FILE}") is not None][:8]
+    hint = f"Runs inside it: {', '.join(inside)}." if inside else "`trainerd run JOB --dir DIR` starts one."
+    raise NoCheckpoint(f"There is no run at {url}: it has no {RUN_FILE}, so no training began there yet. {hint}")
+
+
+def _require_folder(url: str) -> None:
+    from trainerd.checkpoint.errors import NoCheckpoint
     from trainerd.daemon.near_names import near_files
 
-    storage = open_storage(url)
     folder = os.path.expanduser(url.removeprefix("file://")).rstrip("/") or "/"
     if not os.path.lexists(folder):
         hint = near_files(folder)
@@ -44,16 +73,3 @@ def open_run(url: str) -> "Storage":
         raise NoCheckpoint(f"There is no run at {url}: the folder does not exist. {hint}".rstrip())
     if not os.path.isdir(folder):
         raise NoCheckpoint(f"There is no run at {url}: it is a file, and a run is a folder.")
-    if storage.size(RUN_FILE) is not None:
-        return storage
-
-    checkpoint = parse_checkpoint(os.path.basename(folder))
-    parent = os.path.dirname(folder)
-    if checkpoint is not None and os.path.basename(parent) == CHECKPOINTS:
-        raise NoCheckpoint(
-            f"{url} is a checkpoint's own folder. Name the run and the step instead: "
-            f"{os.path.dirname(parent)}@{checkpoint.step}."
-        )
-    inside = [name for name in storage.names("") if os.path.isfile(os.path.join(folder, name, RUN_FILE))][:8]
-    hint = f"Runs inside it: {', '.join(inside)}." if inside else "`trainerd run JOB --dir DIR` starts one."
-    raise NoCheckpoint(f"There is no run at {url}: it has no {RUN_FILE}, so no training began there yet. {hint}")

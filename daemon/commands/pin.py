@@ -4,12 +4,15 @@ from typing import Annotated
 
 import typer
 
+from trainerd.daemon.commands.operands import StorageOptions
+
 _OPERAND = typer.Argument(metavar="DIR@STEP", help="The run folder and the step.")
 
 
 def pin_checkpoint(
     operand: Annotated[str, _OPERAND],
     note: Annotated[str, typer.Option(metavar="TEXT", help="Why; `trainerd list` shows it.")] = "",
+    storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Keep a checkpoint until it is unpinned; a live daemon sees it at its next save."""
     from trainerd.checkpoint.pins import pin
@@ -18,7 +21,7 @@ def pin_checkpoint(
     from trainerd.daemon.commands.operands import open_run, split_step
 
     directory, step = split_step(operand, "pin")
-    storage = open_run(directory)
+    storage = open_run(directory, storage_options)
     name = read_step(storage, step).name
     note = " ".join(note.split())
     record = pin(storage, name, note)
@@ -29,12 +32,15 @@ def pin_checkpoint(
         console.write(f"{name} was pinned already{said}. `trainerd unpin {operand}` first, to give another note.")
 
 
-def unpin_checkpoint(operand: Annotated[str, _OPERAND]) -> None:
+def unpin_checkpoint(
+    operand: Annotated[str, _OPERAND],
+    storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
+) -> None:
     """Let the retention rules decide about a checkpoint again."""
     from trainerd.checkpoint.pins import unpin
     from trainerd.daemon import console
     from trainerd.daemon.commands.operands import open_run, split_step
 
     directory, step = split_step(operand, "unpin")
-    for name in unpin(open_run(directory), step):
+    for name in unpin(open_run(directory, storage_options), step):
         console.write(f"{name} is no longer pinned")

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainerd.daemon.commands.operands import StorageOptions
+
 if TYPE_CHECKING:
     from trainerd.checkpoint.pruning import Plan
     from trainerd.checkpoint.retention import Keep
@@ -22,6 +24,7 @@ def prune_run(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go and why the rest stays.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; its shape is in docs/commands.md.")] = False,
+    storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Delete the checkpoints that no rule wants, and what failed saves left."""
     from trainerd.checkpoint.pruning import Pruner
@@ -31,7 +34,7 @@ def prune_run(
     from trainerd.daemon.keep_rules import read_keep
 
     given = read_keep(keep, "--keep") if keep else None
-    storage = open_run(directory)
+    storage = open_run(directory, storage_options)
     if dry_run:
         rules = given or _last_rules(storage)
         plan = Pruner(storage).plan(rules, superseded=superseded)

@@ -5,13 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from trainerd.daemon.commands.operands import StorageOptions
 from trainerd.daemon.durations import Interval, Seconds
 from trainerd.daemon.job_keys import Key, flag_keys
 
 _METAVARS = {int: "N", Seconds: "DURATION", Interval: "INTERVAL"}
 
 
-def run(job: str, settings: list[str], fresh: bool, no_daemon: bool, **flags: str | None) -> None:
+def run(
+    job: str, settings: list[str], storage_options: list[str], fresh: bool, no_daemon: bool, **flags: str | None
+) -> None:
     """Train, and bring the training back after any death.
 
     JOB is a job file (job.toml) or the function that builds the trainer (train.py:build_trainer or
@@ -21,7 +24,7 @@ def run(job: str, settings: list[str], fresh: bool, no_daemon: bool, **flags: st
     from trainerd.daemon.job_file import build_job
 
     given = {key.path: text for key in flag_keys() if (text := flags[_parameter(key)]) is not None}
-    built = build_job(job, given, settings)
+    built = build_job(job, given, settings, storage_options)
     if no_daemon:
         from trainerd.daemon.worker import train_here
 
@@ -41,6 +44,7 @@ def _signature() -> inspect.Signature:
             _keyword("job", Annotated[str, typer.Argument(metavar="JOB", help="job.toml or train.py:build_trainer")]),
             *(_keyword(_parameter(key), _flag(key), None) for key in flag_keys()),
             _keyword("settings", Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help=setting)], []),
+            _keyword("storage_options", StorageOptions, []),
             _keyword("fresh", Annotated[bool, typer.Option("--fresh", help=fresh)], False),
             _keyword("no_daemon", Annotated[bool, typer.Option("--no-daemon", help=no_daemon)], False),
         ]

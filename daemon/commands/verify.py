@@ -4,12 +4,14 @@ from typing import Annotated
 
 import typer
 
+from trainerd.daemon.commands.operands import StorageOptions
 from trainerd.daemon.exit_codes import ExitCode
 
 
 def verify_run(
     operand: Annotated[str, typer.Argument(metavar="DIR[@STEP]", help="The run folder, or one step of it.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; its shape is in docs/commands.md.")] = False,
+    storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Check every byte of a run's checkpoints against its hash; exit 65 when damage was found."""
     from trainerd.checkpoint.errors import RunDamaged
@@ -19,7 +21,7 @@ def verify_run(
     from trainerd.daemon.commands.operands import open_run, split_operand
 
     directory, step = split_operand(operand)
-    storage = open_run(directory)
+    storage = open_run(directory, storage_options)
     progress = console.ProgressLine()
     progress.show(f"verifying {operand} ...")
     found = []

@@ -22,20 +22,23 @@ def store(tmp_path):
     owner.release()
 
 
-def written_bytes(store):
-    return [info.unique_bytes for info in store.list()]
+def written_bytes(tmp_path):
+    """Bytes of data files in each checkpoint's folder, oldest first."""
+    folders = sorted((tmp_path / "run/checkpoints").iterdir())
+    return [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
 
 
-def test_a_frozen_backbone_is_written_once(store):
+def test_a_frozen_backbone_is_written_once(store, tmp_path):
     """Three saves, one of two tensors frozen: its 4 MB are on the disk once, and every checkpoint is whole."""
     frozen, trained = torch.randn(1_000_000), torch.randn(1000)
     for step in (1, 2, 3):
         trained += 1
         store.save(step, {"frozen": frozen, "trained": trained})
-    first, second, third = written_bytes(store)
+    first, second, third = written_bytes(tmp_path)
     assert first > 4_000_000
     assert max(second, third) < 10_000
     assert [info.bytes for info in store.list()] == [4_004_000] * 3
+    assert [info.unique_bytes for info in store.list()] == [0, second, third], "what deleting each would free"
     assert [info.state for info in store.verify()] == ["valid"] * 3
     assert_same(store.load().state, {"frozen": frozen, "trained": trained})
 
@@ -50,23 +53,23 @@ def test_references_point_to_the_file_that_has_the_bytes_and_not_to_each_other(s
 
 
 @pytest.mark.parametrize("at", [0, 1, 4_999, 123_457, 999_999])
-def test_one_changed_element_of_a_million_is_written(store, at):
+def test_one_changed_element_of_a_million_is_written(store, tmp_path, at):
     """A sample that is the same proves nothing: the whole tensor is hashed before it is taken for unchanged."""
     table = torch.zeros(1_000_000)
     store.save(1, {"table": table})
     table[at] = 1.0
     store.save(2, {"table": table})
     assert_same(store.load().state, {"table": table})
-    assert written_bytes(store)[1] > 4_000_000
+    assert written_bytes(tmp_path)[1] > 4_000_000
 
 
-def test_negative_zero_and_other_nans_are_changes(store):
+def test_negative_zero_and_other_nans_are_changes(store, tmp_path):
     """Equal by ==, or unequal to itself: the bits decide."""
     zero, nan = torch.zeros(3), torch.full((3,), float("nan"))
     store.save(1, {"zero": zero, "nan": nan})
     store.save(2, {"zero": -zero, "nan": nan})
     assert_same(store.load().state, {"zero": -zero, "nan": nan})
-    assert written_bytes(store)[1] > 0
+    assert written_bytes(tmp_path)[1] > 0
 
 
 def test_another_shape_or_type_of_the_same_bytes_is_another_tensor(store):
@@ -83,7 +86,7 @@ def test_a_new_process_refers_to_what_it_has_loaded(store, tmp_path):
     again = CheckpointStore(open_storage(str(tmp_path / "run")), term=store.term)
     state = again.load().state
     again.save(2, {**state, "n": 2})
-    assert written_bytes(again)[1] == 0
+    assert written_bytes(tmp_path)[1] == 0
 
 
 def test_a_new_process_that_has_loaded_nothing_writes_everything(store, tmp_path):
@@ -91,7 +94,7 @@ def test_a_new_process_that_has_loaded_nothing_writes_everything(store, tmp_path
     frozen = torch.randn(100_000)
     store.save(1, {"frozen": frozen})
     CheckpointStore(open_storage(str(tmp_path / "run")), term=store.term).save(2, {"frozen": frozen})
-    assert min(written_bytes(store)) > 400_000
+    assert min(written_bytes(tmp_path)) > 400_000
 
 
 @pytest.mark.parametrize("harm", ["gone", "shorter"])

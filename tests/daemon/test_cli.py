@@ -67,6 +67,7 @@ def test_help_of_run_shows_every_key_of_the_job_file_with_its_default():
     assert {key.path for key in all_keys() if not key.is_table} - {key.path for key in flag_keys()} == {
         "target",  # the operand
         "config",  # --set
+        "storage",  # --storage
         # inside --checkpoint-keep
         *(f"checkpoint.keep.{rule}" for rule in ("last", "every", "newer_than", "best", "metric", "mode", "bytes")),
     }

@@ -33,7 +33,7 @@ def test_the_key_table_lists_every_key_with_flag_default_and_meaning():
     }
     values |= {typing.Literal["min", "max"]: ('`"min"` or `"max"`',)}
     flags = {key.path: f"`{key.flag}`" for key in flag_keys()}
-    flags |= {"target": "JOB", "config": "`--set key=value`"}
+    flags |= {"target": "JOB", "config": "`--set key=value`", "storage": "`--storage key=value`"}
     rows = table_rows("job-file.md", "Keys")
     keys = [key for key in all_keys() if not key.is_table or key.path in flags]
     assert [row[0] for row in rows] == [f"`{key.path}`" for key in keys]

@@ -230,7 +230,7 @@ def test_a_run_that_is_not_there_ends_with_78_and_is_not_made(tmp_path, run, com
     assert_refused(trainerd(command, tmp_path / "file"), 78, "it is a file")
     assert_refused(trainerd(command, tmp_path), 78, "Runs inside it: a.")
     assert_refused(trainerd(command, run / "checkpoints/step-000000010.t1"), 78, f"{run}@10")
-    assert_refused(trainerd(command, "s3://bucket/a"), 78, "s3://")
+    assert_refused(trainerd(command, "gopher://bucket/a"), 78, "no storage for gopher://")
     assert contents(tmp_path) == before
 
 
