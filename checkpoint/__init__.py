@@ -7,6 +7,14 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Difference": "convert.diffing",
+    "Exported": "convert.exporting",
+    "Imported": "convert.importing",
+    "NotConverted": "convert.errors",
+    "copy_run": "convert.copying",
+    "diff_checkpoints": "convert.diffing",
+    "export_checkpoint": "convert.exporting",
+    "import_checkpoint": "convert.importing",
     "CheckpointError": "errors",
     "CheckpointInfo": "reader",
     "CheckpointStore": "store",

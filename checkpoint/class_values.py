@@ -25,7 +25,7 @@ def _decode_enum(decoder: Any, node: Any, path: Path) -> Any:
     if member is None and found.__members__:  # without members the call would make a new class
         member = found(decoder.decode(node["value"], path))
     if not isinstance(member, found):
-        raise ValueError(f"{node['class']} has no such member now")
+        raise TypeError(f"{node['class']} has no such member now")
     return member
 
 

@@ -1,15 +1,28 @@
 """Where a load puts each tensor: into memory of its own, or straight into tensors that a program already has."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+import torch
 
 from trainerd.checkpoint import codec, trees
+from trainerd.checkpoint.chunk_reader import read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, DoesNotFit
 from trainerd.checkpoint.manifest import Manifest
+from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.tensor_values import Leaf, empty, memory_view
 
-if TYPE_CHECKING:
-    import torch
+
+def read_tensors(
+    storage: Storage, manifest: Manifest, names: Iterable[str], into: object | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint by name, every byte verified; those that a state `into` has are filled in place there.
+
+    Damaged, or DoesNotFit, which leaves `into` as it was.
+    """
+    destinations = Destinations(manifest, names, into, f"{storage.url}@{manifest.step}")
+    read_chunks(storage, manifest.name, reads_of(manifest, destinations.memories()))
+    destinations.finish()
+    return destinations.tensors
 
 
 class Destinations:

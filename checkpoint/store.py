@@ -3,19 +3,18 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from trainerd.checkpoint import codec, pins, reader, terms, trees
-from trainerd.checkpoint.chunk_reader import read_chunks, reads_of
 from trainerd.checkpoint.errors import DISK_FULL, CheckpointError, Damaged, NoCheckpoint, StorageUnusable
 from trainerd.checkpoint.incremental import Unchanged
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.lazy_state import LazyState
-from trainerd.checkpoint.live_tensors import Destinations
+from trainerd.checkpoint.live_tensors import read_tensors
 from trainerd.checkpoint.manifest import Manifest
 from trainerd.checkpoint.pruning import Pruner
 from trainerd.checkpoint.reader import CheckpointInfo
@@ -118,11 +117,7 @@ class CheckpointStore:
         it is touched.
         """
         manifest = reader.read_valid(self._storage, step)
-
-        def read_tensors(names: Sequence[str]) -> Mapping[str, torch.Tensor]:
-            return self._read_tensors(manifest, names).tensors
-
-        return LazyState(manifest.tree, read_tensors)
+        return LazyState(manifest.tree, lambda names: read_tensors(self._storage, manifest, names))
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Every checkpoint, newest last, judged without reading data."""
@@ -201,13 +196,7 @@ class CheckpointStore:
     def _load(self, manifest: Manifest, into: object | None, skipped: tuple[str, ...]) -> Loaded:
         reader.verify_headers(self._storage, manifest)
         names = [*manifest.tensors, *trees.tensors_in(manifest.tree)]
-        destinations = self._read_tensors(manifest, names, into)
-        state = codec.decode(manifest.tree, destinations.tensors.__getitem__)
+        tensors = read_tensors(self._storage, manifest, names, into)
+        state = codec.decode(manifest.tree, tensors.__getitem__)
         self._newest = manifest
         return Loaded(manifest.step, manifest.term, state, skipped)
-
-    def _read_tensors(self, manifest: Manifest, names: Iterable[str], into: object | None = None) -> Destinations:
-        destinations = Destinations(manifest, names, into, f"{self._storage.url}@{manifest.step}")
-        read_chunks(self._storage, manifest.name, reads_of(manifest, destinations.memories()))
-        destinations.finish()
-        return destinations

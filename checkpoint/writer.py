@@ -38,10 +38,12 @@ def write_checkpoint(
     reused: Reused = NOTHING,
     rank: int = 0,
     file_bytes: int | None = None,
+    time_saved: float | None = None,
 ) -> Manifest:
     """Write and commit a checkpoint; when this returns, it is durable. StorageUnusable leaves only debris behind.
 
-    Tensors that are `reused` lie in earlier checkpoints of the run already and are not written again.
+    Tensors that are `reused` lie in earlier checkpoints of the run already and are not written again. `time_saved` is
+    what a copy takes over from the original; now when left out.
     """
     storage.make_folder(name.folder)
     changed = {tensor: buffer for tensor, buffer in buffers.items() if tensor not in reused.tensors}
@@ -57,7 +59,7 @@ def write_checkpoint(
         run=run,
         step=name.step,
         term=name.term,
-        time=time.time(),
+        time=time.time() if time_saved is None else time_saved,
         world_size=1,
         pinned=pinned,
         metrics=dict(metrics),

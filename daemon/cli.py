@@ -7,6 +7,10 @@ from typing import Annotated
 import typer
 
 from trainerd.daemon import console
+from trainerd.daemon.commands.copy import copy_checkpoints
+from trainerd.daemon.commands.diff import diff_runs
+from trainerd.daemon.commands.export import export_run
+from trainerd.daemon.commands.import_ import import_run
 from trainerd.daemon.commands.inspect import inspect_checkpoint
 from trainerd.daemon.commands.list import list_run
 from trainerd.daemon.commands.pin import pin_checkpoint, unpin_checkpoint
@@ -33,6 +37,10 @@ app.command("verify", short_help="Check every byte of a run's checkpoints.")(ver
 app.command("prune", short_help="Delete the checkpoints that no rule wants, or show which.")(prune_run)
 app.command("pin", short_help="Keep a checkpoint, whatever the rules say.")(pin_checkpoint)
 app.command("unpin", short_help="Let the rules decide about a checkpoint again.")(unpin_checkpoint)
+app.command("diff", short_help="Show what differs between two checkpoints.")(diff_runs)
+app.command("export", short_help="Write a checkpoint as safetensors, torch file or DCP folder.")(export_run)
+app.command("import", short_help="Begin a run with the checkpoint of another program.")(import_run)
+app.command("copy", short_help="Copy a run's checkpoints to another place.")(copy_checkpoints)
 
 
 @app.callback()

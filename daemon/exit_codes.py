@@ -19,9 +19,9 @@ class ExitCode(IntEnum):
         return member
 
     FINISHED = 0, "finished, or stopped on request after saving", "no"
-    BUDGET_USED_UP = 1, "restart budget used up", "by hand"
+    BUDGET_USED_UP = 1, "restart budget used up; `diff --exit-code` found differences", "by hand"
     WRONG_USAGE = 2, "wrong use of the command line", "no"
-    DAMAGE_FOUND = 65, "`verify` found damage", "no"
+    DAMAGE_FOUND = 65, "`verify` or `copy` found damage", "no"
     STORAGE_UNUSABLE = 74, "storage unusable (permission, full, unreachable), after retries", "yes, later"
     PREEMPTED_SAVED = 75, "preempted, state saved", "yes"
     PREEMPTED_UNSAVED = 76, "preempted, newest state **not** saved in time", "yes"

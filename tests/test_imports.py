@@ -14,6 +14,18 @@ ROOMS = ("checkpoint", "trainer", "daemon")
 MAY_IMPORT = {"checkpoint": {"checkpoint"}, "trainer": {"trainer", "checkpoint"}, "daemon": set(ROOMS)}
 # The writer, the reader and the commands work on a tree and named buffers: only these of the store know torch.
 CHECKPOINT_WITH_TORCH = {"codec", "lazy_state", "live_tensors", "numpy_values", "tensor_values", "store"}
+# Those of `checkpoint/convert` that build values, or read what other programs wrote.
+CONVERT_WITH_TORCH = {
+    "dcp_folder",
+    "mapping",
+    "parts",
+    "plain_state",
+    "safetensors_file",
+    "sources",
+    "tensor_difference",
+    "torch_export",
+    "torch_file",
+}
 # What runs in the worker process; it may import torch inside its functions, never when it is imported itself.
 WORKER_SIDE = {"worker", "worker_session", "attempt", "target"}
 
@@ -77,12 +89,13 @@ def test_only_the_named_modules_of_the_store_know_torch():
         for room, path in modules()
         if room == "checkpoint" and "torch" in {n.split(".")[0] for n, _ in imports(path)}
     }
-    assert direct <= CHECKPOINT_WITH_TORCH
+    assert direct <= CHECKPOINT_WITH_TORCH | CONVERT_WITH_TORCH
 
 
 def test_the_daemon_reaches_torch_only_from_inside_the_workers_functions():
     """What bears torch is imported inside functions, and only by modules that run in the worker."""
     bearing = {f"trainerd.checkpoint.{name}" for name in CHECKPOINT_WITH_TORCH} | {"torch"}
+    bearing |= {f"trainerd.checkpoint.convert.{name}" for name in CONVERT_WITH_TORCH}
     for room, path in modules():
         if room != "daemon":
             continue
@@ -96,7 +109,9 @@ def test_no_module_of_the_daemon_loads_torch():
     """Proven in a child process, over everything that importing them really pulls in."""
     names = [dotted(path) for room, path in modules() if room == "daemon"]
     names += [
-        dotted(path) for room, path in modules() if room == "checkpoint" and path.stem not in CHECKPOINT_WITH_TORCH
+        dotted(path)
+        for room, path in modules()
+        if room == "checkpoint" and path.stem not in CHECKPOINT_WITH_TORCH | CONVERT_WITH_TORCH
     ]
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
     code += "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules, name\n"

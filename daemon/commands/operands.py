@@ -37,14 +37,20 @@ def split_step(text: str, command: str) -> tuple[str, int]:
     return directory, step
 
 
+def open_url(url: str, storage_options: Sequence[str]) -> "Storage":
+    """The storage behind a run URL, there or not, with the texts of --storage as its options."""
+    from trainerd.checkpoint.storage import open_storage
+    from trainerd.daemon.job_config import apply_settings
+
+    return open_storage(url, apply_settings({}, storage_options, "--storage"))
+
+
 def open_run(url: str, storage_options: Sequence[str] = ()) -> "Storage":
     """The storage of a run that exists; NoCheckpoint otherwise. Changes nothing."""
     from trainerd.checkpoint.errors import NoCheckpoint
     from trainerd.checkpoint.layout import CHECKPOINTS, RUN_FILE, parse_checkpoint
-    from trainerd.checkpoint.storage import open_storage
-    from trainerd.daemon.job_config import apply_settings
 
-    storage = open_storage(url, apply_settings({}, storage_options, "--storage"))
+    storage = open_url(url, storage_options)
     if storage.guarantees.life_lock:
         _require_folder(url)
     if storage.size(RUN_FILE) is not None:

@@ -51,7 +51,7 @@ def test_help_names_every_command_and_imports_nothing_heavy():
         "trainerd.trainer",
         "trainerd.trainer.mismatch",  # on_mismatch is read where it is used
     }
-    for command in ("run", "list", "inspect", "verify", "prune", "pin", "unpin"):
+    for command in ("run", "list", "inspect", "verify", "diff", "prune", "pin", "unpin", "export", "import", "copy"):
         assert f"\n  {command} " in done.stdout
 
 
