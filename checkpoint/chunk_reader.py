@@ -27,6 +27,12 @@ def file_path(name: CheckpointName, file: str) -> str:
     return f"{layout.CHECKPOINTS}/{file}" if "/" in file else f"{name.folder}/{file}"
 
 
+def file_lengths(storage: Storage, manifest: Manifest) -> dict[str, int]:
+    """Bytes of the files that lie in a manifest's folders, by their paths; each folder is listed once."""
+    folders = {file_path(manifest.name, file).rpartition("/")[0] for file in manifest.files}
+    return {f"{folder}/{name}": size for folder in folders for name, size in storage.sizes(folder).items()}
+
+
 def reads_of(manifest: Manifest, memories: Mapping[str, memoryview | None]) -> Iterator[ChunkRead]:
     """The reads that fill each tensor's memory (row-major, the tensor's bytes)."""
     for tensor, memory in memories.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 import xxhash
 
-from trainerd.checkpoint.chunk_reader import file_path
+from trainerd.checkpoint.chunk_reader import file_lengths, file_path
 from trainerd.checkpoint.file_plan import Buffer
 from trainerd.checkpoint.manifest import Chunk, FileEntry, Manifest, TensorEntry
 from trainerd.checkpoint.storage import Storage
@@ -67,10 +67,8 @@ class Unchanged:
 def _whole_files(storage: Storage, manifest: Manifest) -> set[str]:
     """Paths of the manifest's files that are still there in their full length."""
     paths = {file_path(manifest.name, file): entry.bytes for file, entry in manifest.files.items()}
-    sizes: dict[str, int] = {}
-    for folder in {path.rpartition("/")[0] for path in paths}:
-        sizes.update({f"{folder}/{name}": size for name, size in storage.sizes(folder).items()})
-    return {path for path, size in paths.items() if sizes.get(path) == size}
+    lengths = file_lengths(storage, manifest)
+    return {path for path, size in paths.items() if lengths.get(path) == size}
 
 
 def _is_same(buffer: Buffer, entry: TensorEntry) -> bool:

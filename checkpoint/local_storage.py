@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trainerd.checkpoint import durable
 from trainerd.checkpoint.direct_io import Part
@@ -89,11 +89,14 @@ class LocalStorage:
     def sizes(self, folder: str) -> dict[str, int]:
         """Length in bytes of each file in a folder; none if it is not there."""
         with self._errors("list", folder) as full:
-            try:
-                with os.scandir(full) as entries:
-                    return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-            except (FileNotFoundError, NotADirectoryError):
-                return {}
+            sizes = {}
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(full) as entries:
+                for entry in entries:
+                    # One that goes while we look must not hide the others.
+                    with suppress(FileNotFoundError):
+                        if entry.is_file():
+                            sizes[entry.name] = entry.stat().st_size
+            return sizes
 
     def make_folder(self, folder: str) -> None:
         """Make a folder and its parents; "" is the run itself."""

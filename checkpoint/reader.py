@@ -10,10 +10,17 @@ from typing import Any, Literal
 
 import xxhash
 
-from trainerd.checkpoint.chunk_reader import file_path, read_chunks, reads_of
+from trainerd.checkpoint.chunk_reader import file_lengths, file_path, read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, FormatTooNew, NoCheckpoint, NotCommitted, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import MANIFEST_BYTES, Manifest, TensorEntry, parse_manifest
+from trainerd.checkpoint.manifest import (
+    MANIFEST_BYTES,
+    Manifest,
+    RunRecord,
+    TensorEntry,
+    parse_head,
+    parse_manifest,
+)
 from trainerd.checkpoint.pins import read_pins
 from trainerd.checkpoint.retention import Candidate, Keep, candidate_of, reasons, recorded_keep
 from trainerd.checkpoint.storage import Storage
@@ -70,8 +77,9 @@ def list_checkpoints(storage: Storage) -> list[CheckpointInfo]:
     """Every checkpoint of a run, newest last, judged by manifest and file lengths; no data is read."""
     tickets = read_tickets(storage)
     names = named(storage)
+    run = read_run(storage)
     with ThreadPoolExecutor(storage.guarantees.parallel, thread_name_prefix="trainerd-list") as pool:
-        judged = list(pool.map(lambda name: _judge(storage, name, counted=counts(name, tickets)), names))
+        judged = list(pool.map(lambda name: _judge(storage, name, run, counted=counts(name, tickets)), names))
     needed = {path.partition("/")[0] for one in judged for path in one.files}
     # What is left of a pruned checkpoint because others refer to it is no checkpoint any more.
     return _explained(storage, [one for one in judged if one.info.state != "incomplete" or one.info.name not in needed])
@@ -179,13 +187,33 @@ def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
     )
 
 
-def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
-    """A checkpoint's manifest, its files present and of the right length. NotCommitted, Damaged, FormatTooNew."""
+def read_manifest(storage: Storage, name: CheckpointName, run: RunRecord | None = None) -> Manifest:
+    """A checkpoint's manifest, its files present and of the right length. NotCommitted, Damaged, FormatTooNew.
+
+    Whoever reads many hands the run's record in, or it is read each time.
+    """
+    manifest = parse_manifest(_manifest_bytes(storage, name), name)
+    run = run or read_run(storage)
+    if run is not None and run.run != manifest.run:
+        raise Damaged(str(name), f"it belongs to another run ({manifest.run}), this one is {run.run}")
+    lengths = file_lengths(storage, manifest)
+    for file, entry in manifest.files.items():
+        size = lengths.get(file_path(name, file))
+        if size != entry.bytes:
+            if storage.size(name.manifest) is None:
+                # Pruned while we looked.
+                raise NotCommitted(str(name))
+            there = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
+            raise Damaged(str(name), f"{file} {there}")
+    return manifest
+
+
+def _manifest_bytes(storage: Storage, name: CheckpointName) -> bytes:
     size = storage.size(name.manifest)
     if size is not None and size > MANIFEST_BYTES:
         raise Damaged(str(name), f"its manifest has {size} bytes, and none is written with more than {MANIFEST_BYTES}")
     try:
-        manifest = parse_manifest(storage.read(name.manifest), name)
+        return storage.read(name.manifest)
     except FileNotFoundError:
         raise NotCommitted(str(name)) from None
     except StorageUnusable as error:
@@ -193,15 +221,6 @@ def read_manifest(storage: Storage, name: CheckpointName) -> Manifest:
         if error.errno not in {errno.ENOTDIR, errno.EISDIR}:
             raise
         raise NotCommitted(str(name)) from None
-    run = read_run(storage)
-    if run is not None and run.run != manifest.run:
-        raise Damaged(str(name), f"it belongs to another run ({manifest.run}), this one is {run.run}")
-    for file, entry in manifest.files.items():
-        size = storage.size(file_path(name, file))
-        if size != entry.bytes:
-            there = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
-            raise Damaged(str(name), f"{file} {there}")
-    return manifest
 
 
 def verify_headers(storage: Storage, manifest: Manifest) -> None:
@@ -228,18 +247,27 @@ class _Judged:
         return self.candidate.files if self.candidate else {}
 
 
-def _judge(storage: Storage, name: CheckpointName, *, counted: bool) -> _Judged:
+def _judge(storage: Storage, name: CheckpointName, run: RunRecord | None, *, counted: bool) -> _Judged:
     info = CheckpointInfo(str(name), name.step, name.term, "valid")
     try:
-        manifest = read_manifest(storage, name)
+        manifest = read_manifest(storage, name, run)
     except NotCommitted:
         return _Judged(name, replace(info, state="incomplete", reason="it has no manifest: the save was not finished"))
     except (Damaged, FormatTooNew) as error:
-        return _Judged(name, replace(info, state="damaged", reason=getattr(error, "reason", str(error))))
+        info = replace(info, state="damaged", reason=getattr(error, "reason", str(error)))
+        return _Judged(name, info, _if_readable(storage, name))
     info = replace(info, bytes=manifest.bytes, time=manifest.time)
     if not counted:
         info = replace(info, state="superseded", reason="a later term resumed from an earlier step")
     return _Judged(name, info, candidate_of(manifest), manifest.pinned, recorded_keep(manifest.keep))
+
+
+def _if_readable(storage: Storage, name: CheckpointName) -> Candidate | None:
+    """What a damaged checkpoint refers to, as far as its manifest can tell."""
+    try:
+        return candidate_of(parse_head(_manifest_bytes(storage, name), name))
+    except (Damaged, FormatTooNew):
+        return None
 
 
 def _explained(storage: Storage, judged: list[_Judged]) -> list[CheckpointInfo]:

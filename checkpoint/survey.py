@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainerd.checkpoint import layout
 from trainerd.checkpoint.errors import Damaged, FormatTooNew
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Manifest, RunRecord, parse_head
+from trainerd.checkpoint.manifest import MANIFEST_BYTES, Manifest, RunRecord, parse_head
 from trainerd.checkpoint.reader import read_manifest
 from trainerd.checkpoint.retention import Candidate, candidate_of
 from trainerd.checkpoint.storage import Storage
@@ -82,6 +82,8 @@ class Surveyor:
         files = folders.sizes(str(name))
         if layout.MANIFEST not in files:
             return _Bare(files)
+        if files[layout.MANIFEST] > MANIFEST_BYTES:
+            return _Broken(None)
         try:
             head = parse_head(self._storage.read(name.manifest), name)
         except FileNotFoundError:

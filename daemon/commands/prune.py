@@ -75,11 +75,13 @@ def _report(plan: "Plan", keep: "Keep", dry_run: bool) -> str:
     rows += [[str(name.step), str(name.term), "goes", ""] for name in plan.goes]
     rows.sort(key=lambda row: (int(row[0]), int(row[1])))
     shown = [table(["step", "term", "fate", "why"], rows, left=["fate", "why"])] if rows and dry_run else []
-    would = "would be" if dry_run else "were"
+    did = "Would delete" if dry_run else "Deleted"
+    debris = f" and what {len(plan.debris)} unfinished saves left" if plan.debris else ""
     rules = ", ".join(map(str, keep.rules))
-    count = f"{len(plan.goes)} checkpoint{'s' if len(plan.goes) != 1 else ''} {would} deleted, {len(plan.kept)} kept"
-    debris = f", what {len(plan.debris)} unfinished saves left {would} removed" if plan.debris else ""
-    return "\n".join([*shown, f"{count} by {rules}{debris}; {format_bytes(plan.bytes)} {would} freed."])
+    text = (
+        f"{did} {len(plan.goes)} of {len(rows)} checkpoints{debris}; {format_bytes(plan.bytes)} freed. Rules: {rules}."
+    )
+    return "\n".join([*shown, text])
 
 
 def _report_json(directory: str, plan: "Plan", keep: "Keep", dry_run: bool) -> str:
@@ -89,8 +91,8 @@ def _report_json(directory: str, plan: "Plan", keep: "Keep", dry_run: bool) -> s
         {
             "step": name.step,
             "term": name.term,
-            "deleted": name not in plan.kept,
-            "kept_because": plan.kept.get(name, []),
+            "kept": name in plan.kept,
+            "kept_because": plan.kept.get(name, ()),
         }
         for name in sorted([*plan.kept, *plan.goes])
     ]
