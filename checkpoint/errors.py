@@ -29,9 +29,9 @@ class UnsupportedState(CheckpointError):
         self.kind = kind
         reason = f" ({why})" if why else ""
         super().__init__(
-            f"The state cannot be saved: {_shown(path) or 'the state itself'}: {kind}{reason}. A checkpoint holds tensors, "
-            f"NumPy arrays and plain Python values only (docs/checkpoint-format.md lists them); let the state_dict() "
-            f"that returns it give such values instead. Nothing was written."
+            f"The state cannot be saved: {_shown(path) or 'the state itself'}: {kind}{reason}. A checkpoint holds "
+            f"tensors, NumPy arrays and plain Python values only (docs/checkpoint-format.md lists them); let the "
+            f"state_dict() that returns it give such values instead. Nothing was written."
         )
 
 
@@ -43,8 +43,8 @@ class UndecodableState(CheckpointError):
         self.kind = kind
         self.why = why
         super().__init__(
-            f"The state at {_shown(path) or 'its root'} cannot be built from what was saved, though every byte of it is "
-            f"as it was written: it is no valid {_shown(kind)} here ({_shown(why)}). Load it with the versions that "
+            f"The state at {_shown(path) or 'its root'} cannot be built from what was saved, though every byte of it "
+            f"is as it was written: it is no valid {_shown(kind)} here ({_shown(why)}). Load it with the versions that "
             f"`trainerd inspect` and the manifest name, or report it. Nothing was changed."
         )
 
@@ -88,7 +88,7 @@ class FormatTooNew(CheckpointError):
         self.found = found
         super().__init__(
             f"{place} is in format {found}, this trainerd reads format 1. It was written by "
-            f"{written_by or 'a newer trainerd'}: use that version or a newer one. Nothing was changed."
+            f"{_shown(written_by) or 'a newer trainerd'}: use that version or a newer one. Nothing was changed."
         )
 
 
