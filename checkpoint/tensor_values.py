@@ -118,13 +118,14 @@ def _in_role(tensor: torch.Tensor, node: Any) -> torch.Tensor:
 
 def _decode_tensor(decoder: Any, node: Any, _path: Path) -> torch.Tensor:
     name, stride = node["tensor"], node.get("stride")
-    if len(node) == 2:
-        return decoder.tensor(name)
-    stride = None if stride is None else tuple(stride)
-    tensor = decoder.shared((name, stride), lambda: _laid_out(decoder.tensor(name), stride))
-    role = (name, stride, bool(node.get("parameter")), bool(node.get("requires_grad")))
-    shared: torch.Tensor = decoder.shared(role, lambda: _in_role(tensor, node))
-    return shared
+    tensor: torch.Tensor = decoder.tensor(name)
+    if stride is not None:
+        stride = tuple(stride)
+        tensor = decoder.shared((name, stride), lambda: _laid_out(tensor, stride))
+    role = (bool(node.get("parameter")), bool(node.get("requires_grad")))
+    if any(role):
+        return decoder.shared((name, stride, *role), lambda: _in_role(tensor, node))  # type: ignore[no-any-return]
+    return tensor
 
 
 def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:

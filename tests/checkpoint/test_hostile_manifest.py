@@ -1,82 +1,25 @@
 """Manifests, tickets and run records with a right hash that lie: a clear error, nothing executed, nothing harmed."""
 
-import collections
-import datetime
 import json
 import os
 import pathlib
-import random
 import shutil
 import sys
-import zoneinfo
 
 import numpy as np
 import pytest
-import torch
 import xxhash
 from support.command_line import trainerd
-from support.same_bits import difference
-from support.user_values import Color, Level, Plain, Point
+from support.forged_runs import NAME, body_of, make_run, seal
 
-from trainerd.checkpoint import codec, envelope, layout, manifest, nodes, reader, terms
+from trainerd.checkpoint import codec, envelope, manifest, nodes, reader, terms
 from trainerd.checkpoint.errors import CheckpointError, Damaged, MissingClass, RunDamaged, UndecodableState
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
 from trainerd.checkpoint.terms import RunOwner
 
-NAME = layout.CheckpointName(2, 1)
 HUGE = [2**53, 2**63 - 1, 2**63, 10**30, 10**300]
-
-
-def state_of(step):
-    """A state of every kind of node that the fuzzer may bend."""
-    weight = torch.full((4, 3), float(step))
-    return {
-        "model": {"w": weight, "tied": weight, "p": torch.nn.Parameter(torch.ones(2)), "t": torch.randn(3, 2).t()},
-        "sparse": [torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(), torch.eye(4).to_sparse_bsc((2, 2))],
-        "quantized": [
-            torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 3, torch.qint8),
-            torch.quantize_per_channel(torch.ones(2, 3), torch.ones(2), torch.zeros(2), 0, torch.quint8),
-        ],
-        "numpy": [
-            np.arange(6).reshape(2, 3),
-            np.float32(1),
-            np.zeros(2, [("a", "i4"), ("b", "f8", (2,))]),
-            np.str_("x"),
-        ],
-        "random": [np.random.default_rng(1), np.random.Generator(np.random.Philox(1)), np.random.RandomState(1)],
-        "torch": [torch.Generator().manual_seed(1), torch.Size([1]), torch.float32, torch.device("cpu")],
-        "times": [
-            datetime.datetime(2026, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
-            datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
-            datetime.date(2026, 1, 1),
-            datetime.timedelta(1),
-        ],
-        "classes": [Color.RED, Level.HIGH, Point(1, 2), Plain(3)],
-        "containers": [
-            {1: 2, "1": 3, (1, None): 4},
-            collections.OrderedDict(a=1),
-            collections.Counter("ab"),
-            collections.defaultdict(list, a=[1]),
-            collections.deque([1], maxlen=2),
-            {1, 2},
-            frozenset("ab"),
-            (1, (2,)),
-        ],
-        "values": [
-            2**80,
-            float("nan"),
-            "\ud800",
-            b"x",
-            bytearray(b"y"),
-            1j,
-            range(3),
-            slice(1),
-            pathlib.Path("a"),
-            None,
-        ],
-    }
 
 
 pytestmark = [
@@ -87,27 +30,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    root = tmp_path_factory.mktemp("hostile") / "run"
-    storage = open_storage(str(root))
-    owner = RunOwner.acquire(storage)
-    store = CheckpointStore(storage, term=owner.ensure_term(0), keep=Keep(last=9))
-    for step in (1, 2):
-        store.save(step, state_of(step))
-    owner.release()
-    return root
+    return make_run(tmp_path_factory.mktemp("hostile") / "run")
 
 
 @pytest.fixture
 def run(template, tmp_path):
     return pathlib.Path(shutil.copytree(template, tmp_path / "run"))
-
-
-def body_of(run):
-    return json.loads((run / NAME.manifest).read_bytes())["body"]
-
-
-def seal(run, body, path=NAME.manifest):
-    (run / path).write_bytes(envelope.seal(body))
 
 
 def chunk(body, tensor="model.w"):
@@ -510,12 +438,10 @@ def test_a_run_record_that_lies_stops(run, change):
 @pytest.mark.parametrize("content", [b"", b"{}", b"null", b"[" * 100_000, b"\xff\xfe", b'{"xxh3_128":"'])
 def test_a_file_without_an_envelope_is_damage(run, path, content):
     (run / path).write_bytes(content)
+    readers = {"run.json": terms.read_run, "terms/000001.json": terms.read_tickets}
+    read = readers.get(path, lambda storage: reader.read_manifest(storage, NAME))
     with pytest.raises((RunDamaged, Damaged), match="does not begin like"):
-        if path == NAME.manifest:
-            reader.read_manifest(open_storage(str(run)), NAME)
-        else:
-            terms.read_run(open_storage(str(run)))
-            terms.read_tickets(open_storage(str(run)))
+        read(open_storage(str(run)))
 
 
 @pytest.mark.parametrize("path", ["terms/000001.json", "run.json", NAME.manifest])
@@ -565,108 +491,3 @@ def test_the_reading_commands_report_it_in_one_paragraph_and_go_on(run, what):
     asked = trainerd("inspect", f"{run}@2")
     assert "Traceback" not in asked.stderr
     assert bool(asked.returncode) == damaged
-
-
-# A mutator over the tree of JSON: every outcome is a state, or an error of ours.
-
-HOSTILE = [
-    None, True, False, 0, 1, -1, 1.5, -0.0, 2**53 + 1, 2**63, -(2**63), 10**30, 1e308, "", "a", "\0", "../x", "r00000-0000.safetensors",
-    "float64", "qint8", "|O", "<f8", "model.w", "numpy.0", "os:system", "support.user_values:Color", "9" * 400, "0x" + "f" * 400,
-    "2026-01-01", [], {}, [0], [[]], {"!": "tensor", "tensor": "model.w"}, {"!": "tuple", "items": []}, {"!": "x"}, {"!": "int", "hex": "-0x1"},
-]  # fmt: skip
-
-
-def places(node, found):
-    """Every (container, key) of a JSON tree."""
-    keys = range(len(node)) if isinstance(node, list) else list(node) if isinstance(node, dict) else ()
-    for key in keys:
-        found.append((node, key))
-        places(node[key], found)
-    return found
-
-
-def mutate(body, chance):
-    """Replace, delete, duplicate, swap or rename a node."""
-    found = places(body, [])
-    container, key = chance.choice(found)
-    other, other_key = chance.choice(found)
-    how = chance.randrange(6)
-    if how <= 1:
-        container[key] = chance.choice(HOSTILE)
-    elif how == 2:
-        del container[key]
-    elif how == 3:
-        container[key], other[other_key] = other[other_key], container[key]
-        json.dumps(body)  # ValueError if a node now contains itself
-    elif how == 4:
-        copy = json.loads(json.dumps(other[other_key]))
-        container.insert(key, copy) if isinstance(container, list) else container.update({key: copy})
-    elif isinstance(container, dict):
-        container[str(chance.choice(HOSTILE))] = container.pop(key)
-
-
-CASES = int(os.environ.get("TRAINERD_EXAMPLES", "1")) * 2000
-
-
-def test_any_bent_manifest_is_a_state_or_one_of_our_errors(template, tmp_path):
-    """A seeded mutator over files, tensors and tree, sealed again with the right hash."""
-    chance = random.Random(os.environ.get("TRAINERD_EXAMPLES", 7))
-    run = pathlib.Path(shutil.copytree(template, tmp_path / "run"))
-    good = (run / NAME.manifest).read_bytes()
-    whole = CheckpointStore(open_storage(str(run))).load(2).state
-    outcomes = {}
-    for case in range(CASES):
-        body = json.loads(good)["body"]
-        part = chance.choice([body, body["tensors"], body["files"], body["tree"], body["tree"]])
-        try:
-            for _ in range(chance.choice([1, 1, 2, 3])):
-                mutate(part, chance)
-        except (ValueError, KeyError, IndexError, RecursionError):
-            continue  # it bit its own tail, or emptied what it meant to bend
-        outcome = outcome_of(run, body, whole, f"case {case}")
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    print(outcomes)
-    assert outcomes["Damaged"] > CASES / 10
-    assert outcomes["UndecodableState"] > CASES / 100
-    assert outcomes["same"] > 0
-
-
-def outcome_of(run, body, whole, case):
-    seal(run, body)
-    store = CheckpointStore(open_storage(str(run)))
-    states = {info.step: info.state for info in store.list()}
-    try:
-        state = store.load(2).state
-    except CheckpointError as error:
-        assert len(str(error)) < 3000, case
-        return type(error).__name__
-    except BaseException as error:
-        raise AssertionError(f"{case}: {error!r}") from error
-    assert states == {1: "valid", 2: "valid"}, case
-    if difference(whole, state) is None:
-        return "same"
-    # Another state than was saved, which only another tree can describe.
-    return "another tree"
-
-
-def test_bytes_at_random_without_a_new_hash_are_always_noticed(template, tmp_path):
-    """Changed, inserted, deleted, moved: no such manifest is believed."""
-    chance = random.Random(3)
-    run = pathlib.Path(shutil.copytree(template, tmp_path / "run"))
-    good = (run / NAME.manifest).read_bytes()
-    for _ in range(3000):
-        bad = bytearray(good)
-        for _ in range(chance.choice([1, 1, 2, 5])):
-            at, length = chance.randrange(len(bad)), chance.choice([1, 1, 2, 16])
-            how = chance.randrange(4)
-            if how == 0:
-                bad[at] ^= chance.randrange(1, 256)
-            elif how == 1:
-                bad[at:at] = chance.randbytes(length)
-            elif how == 2:
-                del bad[at : at + length]
-            else:
-                bad[at : at + length] = bad[:length]
-        if bytes(bad) != good:
-            with pytest.raises(Damaged):
-                manifest.parse_manifest(bytes(bad), NAME)

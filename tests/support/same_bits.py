@@ -55,7 +55,7 @@ def _mapping(left, right, path):
     if isinstance(left, collections.OrderedDict) and (found := difference(vars(left), vars(right), f"vars({path})")):
         return found
     pairs = zip(left.items(), right.values(), strict=True)
-    return next(filter(None, (difference(a, b, f"{path}[{key!r}]") for (key, a), b in pairs)), None)
+    return next(filter(None, (difference(a, b, f"{path}[{_atom(key)}]") for (key, a), b in pairs)), None)
 
 
 def _atom(value):
