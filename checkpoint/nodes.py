@@ -84,13 +84,13 @@ class _DefaultDict(_Pairs):
 
 
 class _Enum(_Node):
-    class_: _Text = msgspec.field(name="class")
-    name: _Text | None
+    class_: str = msgspec.field(name="class")
+    name: str | None
     value: Any
 
 
 class _Fields(_Node):
-    class_: _Text = msgspec.field(name="class")
+    class_: str = msgspec.field(name="class")
     fields: dict[str, Any]
 
 

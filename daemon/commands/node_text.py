@@ -55,7 +55,7 @@ def label(node: Any) -> str:
     kind = kind_of(node)
     if kind in ("dict", "list"):
         return ""
-    return f"{kind} {node['class']}" if "class" in node else kind
+    return f"{kind} {key_text(node['class'])}" if "class" in node else kind
 
 
 def tensors_in(node: Any) -> dict[str, int]:
@@ -127,7 +127,7 @@ def _float(node: dict[str, Any]) -> str:
 
 
 def _enum(node: dict[str, Any]) -> str:
-    return f"{node['class'].rpartition(':')[2]}.{node['name']}"
+    return key_text(f"{node['class'].rpartition(':')[2]}.{node['name']}")
 
 
 def _sparse(node: dict[str, Any]) -> str:
