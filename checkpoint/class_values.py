@@ -24,8 +24,8 @@ def _decode_enum(decoder: Any, node: Any, path: Path) -> Any:
     member = found.__members__.get(node["name"]) if node["name"] is not None else None
     if member is None and found.__members__:  # without members the call would make a new class
         member = found(decoder.decode(node["value"], path))
-    if not isinstance(member, found):
-        raise TypeError(f"{node['class']} has no such member now")
+    if member is None:
+        raise ValueError(f"{node['class']} has no such member now")
     return member
 
 

@@ -79,7 +79,10 @@ class Encoder:
         memory = tensor_values.memory_of(tensor)
         name = self._names_by_memory.get(memory) if tensor.numel() else None
         if name is None:
-            name = self._free_name(joined(path).encode("utf-8", "backslashreplace").decode() or "state")
+            name = joined(path) or "state"
+            if not name.isascii():
+                name = name.encode("utf-8", "backslashreplace").decode()
+            name = self._free_name(name)
             # The leaf keeps the tensor, so its memory cannot be reused for another one while we encode.
             self.leaves[name] = Leaf(name, tensor)
             self._names_by_memory[memory] = name
@@ -123,13 +126,17 @@ class Decoder:
 
     def tensor(self, name: str) -> torch.Tensor:
         """The one tensor stored under a name."""
-        return self.shared(name, lambda: self._read_tensor(name))
+        found = self._shared.get(name)
+        if found is None:
+            found = self._shared[name] = self._read_tensor(name)
+        return found
 
     def shared(self, key: object, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The one object behind a key: tied references get the same one."""
-        if key not in self._shared:
-            self._shared[key] = make()
-        return self._shared[key]
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = make()
+        return found
 
 
 def _handler_by_kind(value: object) -> Callable[[Any, Any, Path], Any] | None:

@@ -95,7 +95,7 @@ class FormatTooNew(CheckpointError):
         self.found = found
         super().__init__(
             f"{place} is in format {found}, this trainerd reads format 1. It was written by "
-            f"{written_by or 'a newer trainerd'}: use that version or a newer one. Nothing was changed."
+            f"{_shown(written_by) or 'a newer trainerd'}: use that version or a newer one. Nothing was changed."
         )
 
 

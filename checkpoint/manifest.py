@@ -15,6 +15,9 @@ MANIFEST_BYTES = 2**30
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Bytes, extents and steps: what fits the signed 64 bits in which files and tensors are counted."""
 
+Label = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]{0,300}\Z")]
+"""A word that is shown as it stands: short, and nothing that a terminal obeys."""
+
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
 """Time since 1970, UTC, before the year 10000: what can be shown as a date."""
 
@@ -61,8 +64,8 @@ class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
     retention rules at that time.
     """
 
-    written_by: str
-    run: str
+    written_by: Label
+    run: Label
     step: Count
     term: Count
     time: Seconds
@@ -94,8 +97,8 @@ class Manifest(ManifestHead, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`run.json`: made once, with the run."""
 
-    written_by: str
-    run: str
+    written_by: Label
+    run: Label
     time: Seconds
 
 
@@ -195,6 +198,8 @@ def _is_countable(shape: tuple[int, ...]) -> bool:
 
 def _is_row_major_run(chunk: Chunk, shape: tuple[int, ...]) -> bool:
     """Single rows, then one partial extent, then whole extents."""
+    if chunk.shape == shape:
+        return not any(chunk.at)
     split = next((i for i, extent in enumerate(chunk.shape) if extent != 1), len(shape))
     inside = all(at + n <= extent for at, n, extent in zip(chunk.at, chunk.shape, shape, strict=True))
     return inside and chunk.shape[split + 1 :] == shape[split + 1 :]

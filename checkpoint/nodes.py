@@ -10,7 +10,9 @@ from trainerd.checkpoint.trees import KIND, MAX_DEPTH, Path, joined
 MAX_NESTING = 3 * MAX_DEPTH + 50
 """Levels of JSON that a tree may have: three for each level of the state, and the description of a NumPy record."""
 
-_Text = str
+_Text = Annotated[
+    str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")
+]  # it is shown, so a terminal must not obey it
 _Hex = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 _Base64 = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9+/]*={0,2}\Z")]
 _Extent = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -22,7 +24,7 @@ class _Node(msgspec.Struct):
 
 
 class _Tensor(_Node):
-    tensor: _Text
+    tensor: str
     stride: _Shape | None = None
     requires_grad: bool = False
     parameter: bool = False
@@ -82,18 +84,18 @@ class _DefaultDict(_Pairs):
 
 
 class _Enum(_Node):
-    class_: _Text = msgspec.field(name="class")
+    class_: str = msgspec.field(name="class")
     name: str | None
     value: Any
 
 
 class _Fields(_Node):
-    class_: _Text = msgspec.field(name="class")
+    class_: str = msgspec.field(name="class")
     fields: dict[str, Any]
 
 
 class _Zone(msgspec.Struct):
-    zone: str | None = None
+    zone: _Text | None = None
     offset: tuple[int, int, int] | None = None
     name: str | None = None
 
@@ -114,15 +116,15 @@ class _Path(_Node):
 
 
 class _Scalar(_Node):
-    dtype: str | list[Any]
+    dtype: _Text | list[Any]
     hex: _Hex
 
 
 class _Array(_Node):
-    dtype: str | list[Any]
+    dtype: _Text | list[Any]
     shape: _Shape
     order: Annotated[str, msgspec.Meta(pattern=r"^[CF]\Z")]
-    tensor: _Text
+    tensor: str
 
 
 class _State(_Node):
@@ -211,14 +213,18 @@ def first_fault(tree: Any, tensors: Mapping[str, object]) -> str | None:
         below: list[tuple[Path, Any]] = []
         for path, node in level:
             if isinstance(node, list):
-                below += [((path, at), item) for at, item in enumerate(node) if isinstance(item, (dict, list))]
+                for at, item in enumerate(node):
+                    if isinstance(item, (dict, list)):
+                        below.append(((path, at), item))
                 continue
             if not isinstance(node, dict):
                 continue
             fault = _fault(node, tensors) if KIND in node else None
             if fault:
                 return f"its tree has no valid node at {joined(path) or 'its root'}: {fault}"
-            below += [((path, key), item) for key, item in node.items() if isinstance(item, (dict, list))]
+            for key, item in node.items():
+                if isinstance(item, (dict, list)):
+                    below.append(((path, key), item))
         if not below:
             return None
         level = below

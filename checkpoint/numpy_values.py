@@ -25,7 +25,7 @@ _LARGEST_POOL = 256
 def _encode_array(encoder: Any, value: np.ndarray[Any, Any], path: Path) -> Any:
     described = _describe(value.dtype, path)
     order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-    flat = np.ascontiguousarray(value.T if order == "F" else value)
+    flat = _row_major(value.T if order == "F" else value)
     stored = flat.reshape(-1).view(np.uint8) if flat.nbytes else np.empty(0, dtype=np.uint8)
     return {
         KIND: "ndarray",
@@ -34,6 +34,15 @@ def _encode_array(encoder: Any, value: np.ndarray[Any, Any], path: Path) -> Any:
         "order": order,
         "tensor": encoder.reference(torch.from_numpy(stored if stored.flags.writeable else stored.copy()), path),
     }
+
+
+def _row_major(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if value.flags.c_contiguous:
+        return value
+    # Between the fields of a record a plain copy would leave whatever lay in memory: each save would differ.
+    room = np.ndarray(value.shape, value.dtype, bytearray(value.nbytes or 1))
+    room[...] = value
+    return room
 
 
 def _decode_array(decoder: Any, node: Any, _path: Path) -> np.ndarray[Any, Any]:
@@ -58,7 +67,11 @@ def _decode_scalar(_decoder: Any, node: Any, _path: Path) -> Any:
     dtype, data = _dtype(node["dtype"]), bytearray.fromhex(node["hex"])
     if len(data) != dtype.itemsize:
         raise ValueError(f"{len(data)} bytes for a {dtype}")
-    # A string of no characters has no bytes, which NumPy refuses.
+    # NumPy itself would take zeros at the end of a string for filling.
+    if dtype.kind == "S":
+        return np.bytes_(data)
+    if dtype.kind == "U":
+        return np.str_(data.decode("utf-32-be" if dtype.str[0] == ">" else "utf-32-le", "surrogatepass"))
     return np.ndarray((), dtype, data or bytearray(1))[()]
 
 

@@ -1,6 +1,7 @@
 """Nodes for torch: tensors of every kind, and the small torch values found beside them."""
 
 import ctypes
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,8 +116,8 @@ def _encode_tensor(encoder: Any, value: torch.Tensor, path: Path) -> Any:
 
 
 def _role(value: torch.Tensor) -> dict[str, bool]:
-    roles = {"requires_grad": value.requires_grad, "parameter": isinstance(value, torch.nn.Parameter)}
-    return {role: True for role, played in roles.items() if played}
+    role = {"requires_grad": True} if value.requires_grad else {}
+    return role | {"parameter": True} if type(value) is torch.nn.Parameter else role
 
 
 def _in_role(tensor: torch.Tensor, node: Any) -> torch.Tensor:
@@ -128,11 +129,14 @@ def _in_role(tensor: torch.Tensor, node: Any) -> torch.Tensor:
 
 def _decode_tensor(decoder: Any, node: Any, _path: Path) -> torch.Tensor:
     name, stride = node["tensor"], node.get("stride")
-    stride = None if stride is None else tuple(stride)
-    tensor = decoder.shared((name, stride), lambda: _laid_out(decoder.tensor(name), stride))
-    role = (name, stride, bool(node.get("parameter")), bool(node.get("requires_grad")))
-    shared: torch.Tensor = decoder.shared(role, lambda: _in_role(tensor, node))
-    return shared
+    tensor: torch.Tensor = decoder.tensor(name)
+    if stride is not None:
+        stride = tuple(stride)
+        tensor = decoder.shared((name, stride), lambda: _laid_out(tensor, stride))
+    role = (bool(node.get("parameter")), bool(node.get("requires_grad")))
+    if any(role):
+        return decoder.shared((name, stride, *role), lambda: _in_role(tensor, node))  # type: ignore[no-any-return]
+    return tensor
 
 
 def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Tensor:
@@ -148,6 +152,8 @@ def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...] | None) -> torch.Ten
 
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether elements so strided fill one block of memory in some order of the dimensions."""
+    if 0 in shape:
+        return True
     expected = 1
     for step, extent in sorted(zip(stride, shape, strict=True)):
         if extent != 1 and step != expected:
@@ -202,7 +208,7 @@ def _encode_quantized(encoder: Any, value: torch.Tensor, path: Path) -> Any:
     what = f"a quantized tensor of {value.dtype}, {value.qscheme()}"
     if value.dtype not in _QUANTIZED:
         raise UnsupportedState(joined(path), what)
-    values = value.int_repr()
+    values = value.int_repr().contiguous()
     if is_dense(value.shape, value.stride()):
         values = _laid_out(values, value.stride())
     node = {
@@ -235,10 +241,17 @@ def _decode_quantized(decoder: Any, node: Any, path: Path) -> torch.Tensor:
         empty_one = torch._empty_affine_quantized(values.shape, scale=scale, zero_point=node["zero_point"], dtype=dtype)
         quantized = empty_one if values.is_contiguous() else empty_one.as_strided(values.shape, values.stride())
     else:
+        scales, zero_points = decoder.decode(node["scales"], path), decoder.decode(node["zero_points"], path)
+        # Torch does not check it, and reads beyond their ends.
+        channels = (values.shape[node["axis"]],)
+        if scales.shape != channels or zero_points.shape != channels:
+            raise ValueError(
+                f"{scales.numel()} scales and {zero_points.numel()} zero points for {channels[0]} channels"
+            )
         quantized = torch._empty_per_channel_affine_quantized(
             values.shape,
-            scales=decoder.decode(node["scales"], path),
-            zero_points=decoder.decode(node["zero_points"], path),
+            scales=scales,
+            zero_points=zero_points,
             axis=node["axis"],
             dtype=dtype,
             memory_format=_memory_format(values),
@@ -268,6 +281,7 @@ def _decode_generator(decoder: Any, node: Any, path: Path) -> torch.Generator:
     return generator
 
 
+@functools.cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

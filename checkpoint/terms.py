@@ -21,7 +21,7 @@ from trainerd.checkpoint import envelope, layout
 from trainerd.checkpoint.envelope import Body
 from trainerd.checkpoint.errors import Damaged, RunDamaged, RunOwned, StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.manifest import Count, RunRecord, Seconds
+from trainerd.checkpoint.manifest import Count, Label, RunRecord, Seconds
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.versions import WRITTEN_BY
 
@@ -31,10 +31,10 @@ _RECORD_BYTES = 2**20
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The record by which a daemon begins its term; written once, never changed. `time` in seconds since 1970, UTC."""
 
-    written_by: str
+    written_by: Label
     term: Count
     resumed_from: Count
-    host: str
+    host: Label
     pid: Count
     nonce: str
     time: Seconds
@@ -43,7 +43,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     """The record that a checkpoint was once committed in a term: an emptied folder is then no fresh start."""
 
-    written_by: str
+    written_by: Label
     term: Count
     step: Count
     time: Seconds

@@ -33,7 +33,10 @@ def one_line(node: Any) -> str | None:
     if not kind:
         return _scalar(node)
     if kind in _LEAVES:
-        return _LEAVES[kind](node)
+        try:
+            return _LEAVES[kind](node)
+        except (ValueError, TypeError, LookupError, OverflowError):
+            return f"{kind}, which makes no sense"
     if kind in _BRACKETS:
         return _inline_items(node, kind)
     if not children(node):
@@ -52,7 +55,7 @@ def label(node: Any) -> str:
     kind = kind_of(node)
     if kind in ("dict", "list"):
         return ""
-    return f"{kind} {node['class']}" if "class" in node else kind
+    return f"{kind} {key_text(node['class'])}" if "class" in node else kind
 
 
 def tensors_in(node: Any) -> dict[str, int]:
@@ -63,7 +66,7 @@ def tensors_in(node: Any) -> dict[str, int]:
             found |= tensors_in(item)
     elif isinstance(node, dict):
         if KIND in node and isinstance(node.get("tensor"), str):
-            found[node["tensor"]] = node["bytes"]
+            found[node["tensor"]] = node.get("bytes", 0)
         for item in node.values():
             found |= tensors_in(item)
     return found
@@ -87,7 +90,9 @@ def _inline_items(node: Any, kind: str) -> str | None:
 
 def _scalar(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... ({len(value)} characters)"
+    if len(text) <= _SHOWN_CHARACTERS or not isinstance(value, str):
+        return text
+    return f"{text[:_SHOWN_CHARACTERS]}... ({len(value)} characters)"
 
 
 def _tensor(node: dict[str, Any]) -> str:
@@ -122,7 +127,7 @@ def _float(node: dict[str, Any]) -> str:
 
 
 def _enum(node: dict[str, Any]) -> str:
-    return f"{node['class'].rpartition(':')[2]}.{node['name']}"
+    return key_text(f"{node['class'].rpartition(':')[2]}.{node['name']}")
 
 
 def _sparse(node: dict[str, Any]) -> str:

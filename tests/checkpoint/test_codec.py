@@ -158,16 +158,6 @@ def test_tensors_of_every_type_keep_every_bit(name, shape):
     assert bytes(memory_view(back)) == bytes(memory_view(tensor))
 
 
-def test_a_torch_with_new_element_types_is_noticed():
-    """Every dtype of this torch is either storable or one of those that hold no bytes of their own."""
-    known = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    packed = {name for name in known if name.startswith(("bits", "quint", "qint", "int1", "int2", "int3", "int4"))}
-    packed |= {name for name in known if name.startswith(("int5", "int6", "int7", "uint1", "uint2", "uint3"))}
-    packed |= {name for name in known if name.startswith(("uint4", "uint5", "uint6", "uint7"))}
-    unknown = known - dtypes.DTYPES - (packed - dtypes.DTYPES)
-    assert not unknown
-
-
 def test_tied_tensors_are_stored_once_and_come_back_tied():
     """Two references to one memory give one entry and one object; equal but separate tensors stay separate."""
     weight = torch.randn(3, 2)

@@ -1,13 +1,15 @@
 """Every byte of a checkpoint that is not what was written is noticed, and resume goes to the one before."""
 
+import os
 import pathlib
+import random
 import shutil
 
 import pytest
 import torch
 
-from trainerd.checkpoint import reader
-from trainerd.checkpoint.errors import RunDamaged
+from trainerd.checkpoint import reader, terms
+from trainerd.checkpoint.errors import Damaged, RunDamaged
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
 from trainerd.checkpoint.terms import RunOwner
@@ -80,6 +82,51 @@ def test_two_swapped_manifests_are_noticed(run):
     shutil.copy(manifest.parent.parent / "step-000000001.t1/manifest.json", manifest)
     assert_noticed(store, "the manifest of another checkpoint")
     manifest.write_bytes(whole)
+
+
+def test_ten_thousand_flipped_bytes_of_data_are_all_noticed(tmp_path):
+    """In a file of several chunks, at random places, in one bit or more."""
+    storage = open_storage(str(tmp_path / "run"))
+    owner = RunOwner.acquire(storage)
+    CheckpointStore(storage, term=owner.ensure_term(0)).save(1, {f"w{i}": torch.randn(2000) for i in range(16)})
+    owner.release()
+    manifest = reader.read_step(storage, 1)
+    room = memoryview(bytearray(8000))
+    tensor_at = {
+        position: name
+        for name, entry in manifest.tensors.items()
+        for chunk in entry.chunks
+        for position in range(chunk.offset, chunk.offset + chunk.length)
+    }
+    chance = random.Random(1)
+    [path] = (tmp_path / "run").rglob("*.safetensors")
+    with open(path, "r+b", buffering=0) as file:
+        for position in chance.choices(list(tensor_at), k=10_000):
+            [whole] = os.pread(file.fileno(), 1, position)
+            os.pwrite(file.fileno(), bytes([whole ^ chance.randrange(1, 256)]), position)
+            with pytest.raises(Damaged, match="does not match its hash"):
+                reader.read_tensor_into(storage, manifest, tensor_at[position], room)
+            os.pwrite(file.fileno(), bytes([whole]), position)
+    assert [info.state for info in reader.verify_checkpoints(storage)] == ["valid"]
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [("run.json", terms.read_run), ("terms/committed-000001.json", terms.committed_once)],
+    ids=["run", "commit mark"],
+)
+def test_a_damaged_record_of_the_run_stops_instead_of_guessing(run, path, read):
+    """The run's own record and the mark of its first commit: every byte of them."""
+    _, root = run
+    storage = open_storage(root)
+    record = pathlib.Path(root, path)
+    whole = record.read_bytes()
+    for position in range(len(whole)):
+        record.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        with pytest.raises(RunDamaged, match=record.stem):
+            read(storage)
+    record.write_bytes(whole)
+    assert terms.committed_once(storage) == "Term 1 committed step 1"
 
 
 def test_a_damaged_ticket_stops_instead_of_guessing_the_lineage(run):
