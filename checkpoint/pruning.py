@@ -11,7 +11,7 @@ from trainerd.checkpoint.manifest import parse_manifest
 from trainerd.checkpoint.reader import candidates, read_manifest
 from trainerd.checkpoint.retention import Keep, Kept, reasons
 from trainerd.checkpoint.storage import Storage
-from trainerd.checkpoint.terms import committed
+from trainerd.checkpoint.terms import committed, newest_term
 
 _logger = logging.getLogger("trainerd.checkpoint")
 
@@ -19,8 +19,11 @@ _logger = logging.getLogger("trainerd.checkpoint")
 def prune(storage: Storage, keep: Keep, *, term: int) -> list[CheckpointName]:
     """Apply retention to the valid checkpoints on the lineage and sweep debris; return what went.
 
-    Damaged and superseded checkpoints stay: a person may still want them. Call it with no save in progress.
+    Damaged and superseded checkpoints stay: a person may still want them. Call it with no save in progress. Nothing
+    goes once a later term has begun.
     """
+    if newest_term(storage) > term:
+        return []
     valid, pinned = _valid(storage)
     wanted = reasons(list(valid), keep, time.time(), pinned=pinned)
     gone = [name for kept, name in valid.items() if not wanted[kept]]

@@ -64,11 +64,13 @@ class CheckpointStore:
     def save(self, step: int, state: object, *, pinned: Sequence[int] = ()) -> Saved:
         """Commit the state of a step, then prune. UnsupportedState, StorageUnusable: earlier checkpoints are untouched.
 
+        TakenOver: another daemon trains here now, so nothing was written.
         Checkpoints of `pinned` steps are kept, whatever the retention rules say, as long as this one is the newest.
         Tensors are read while this runs; nothing may change them until it returns.
         """
         began = time.monotonic()
         name = CheckpointName(step, self._owned_term())
+        terms.check_not_taken_over(self._storage, name.term)
         tree, leaves = codec.encode(state)
         try:
             manifest = self._write(name, tree, leaves, tuple(pinned))

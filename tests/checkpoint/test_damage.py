@@ -8,9 +8,9 @@ import torch
 
 from trainerd.checkpoint import reader
 from trainerd.checkpoint.errors import RunDamaged
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ from trainerd.checkpoint.errors import (
     StorageUnusable,
     UnsupportedState,
 )
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import UnknownScheme, open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 def state_of(step):
