@@ -192,8 +192,8 @@ def _refuse_unless_free(storage: Storage, last: SignOfLife | None) -> None:
     sign = _parse(storage, seen)
     if not _is_free(seen, sign):
         owner = sign or last
-        known = (owner.host, owner.pid, _iso(owner.started)) if owner else (None, None, None)
-        raise RunOwned(storage.url, *known, _TAKE_OVER)
+        host, pid, started = (owner.host, owner.pid, _iso(owner.started)) if owner else (None, None, None)
+        raise RunOwned(storage.url, host, pid, started, _TAKE_OVER)
 
 
 def _read(storage: Storage) -> bytes | None:

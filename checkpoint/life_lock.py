@@ -36,8 +36,8 @@ def lock_for_life(url: str, root: str, *, take_over: bool) -> filelock.BaseFileL
     except filelock.Timeout:
         # Older releases of filelock empty the file when they try, so the holder was read before.
         holder = _read_holder(path) or holder
-        known = (holder.host, holder.pid, holder.started) if holder else (None, None, None)
-        raise RunOwned(url, *known, _LIVING if take_over else "") from None
+        host, pid, started = (holder.host, holder.pid, holder.started) if holder else (None, None, None)
+        raise RunOwned(url, host, pid, started, _LIVING if take_over else "") from None
     except OSError as error:
         raise StorageUnusable("lock", path, error) from error
     return lock
