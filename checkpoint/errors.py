@@ -3,6 +3,7 @@
 Every message is one paragraph for the user: the thing, the place, the way out.
 """
 
+import datetime
 import errno as errno_names
 import os
 
@@ -116,16 +117,32 @@ class NoCheckpoint(CheckpointError):
 
 
 class RunOwned(CheckpointError):
-    """Another live daemon owns the run."""
+    """Another live daemon owns the run; `started` is ISO 8601, `advice` one more sentence on the way out."""
 
-    def __init__(self, url: str, host: str | None, pid: int | None, started: str | None) -> None:
+    def __init__(self, url: str, host: str | None, pid: int | None, started: str | None, advice: str = "") -> None:
         self.host = host
         self.pid = pid
         self.started = started
         holder = f"process {pid} on {host}, running since {started}" if pid else "another process (it left no name yet)"
         super().__init__(
             f"{url} is owned by {holder}. Only one daemon may train in a run folder: stop that one "
-            f"first (`kill -TERM {pid or 'PID'}` saves and ends it), or choose another --dir."
+            f"first (`kill -TERM {pid or 'PID'}` saves and ends it), or choose another --dir. {advice}".rstrip()
+        )
+
+
+class TakenOver(RunOwned):
+    """Another daemon has begun a later term: this process must neither train nor write any more."""
+
+    def __init__(self, url: str, host: str, pid: int, time: float, term: int, resumed_from: int) -> None:
+        self.host = host
+        self.pid = pid
+        self.started = datetime.datetime.fromtimestamp(time, datetime.UTC).isoformat(timespec="seconds")
+        CheckpointError.__init__(
+            self,
+            f"{url} was taken over by process {pid} on {host}, which began term {term} from step {resumed_from} at "
+            f"{self.started}. This process ends without saving: what it has done beyond that step does not count any "
+            f"more. To train here again, stop that one first (`kill -TERM {pid}` saves and ends it), or choose another "
+            f"--dir.",
         )
 
 

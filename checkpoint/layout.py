@@ -7,6 +7,7 @@ FORMAT = 1
 RUN_FILE = "run.json"
 LOCK_FILE = "lock"
 TERMS = "terms"
+ALIVE_FILE = f"{TERMS}/alive.json"
 CHECKPOINTS = "checkpoints"
 PINS = "pins"
 MANIFEST = "manifest.json"

@@ -68,12 +68,14 @@ class CheckpointStore:
     ) -> Saved:
         """Commit the state of a step, then prune. UnsupportedState, StorageUnusable: earlier checkpoints are untouched.
 
+        TakenOver: another daemon trains here now, so nothing was written.
         Checkpoints of `pinned` steps are kept, whatever the retention rules say, as long as this one is the newest.
         By one of `metrics` a checkpoint may be kept as one of the best; what is not finite never is, and is left out.
         Tensors are read while this runs; nothing may change them until it returns.
         """
         began = time.monotonic()
         name = CheckpointName(step, self._owned_term())
+        terms.check_not_taken_over(self._storage, name.term)
         tree, leaves = codec.encode(state)
         finite = {metric: float(value) for metric, value in (metrics or {}).items() if math.isfinite(value)}
         try:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from trainerd.checkpoint.errors import StorageUnusable
-from trainerd.checkpoint.terms import RunOwner
+from trainerd.checkpoint.errors import RunOwned, StorageUnusable
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
 from trainerd.daemon.launcher import Worker
@@ -60,6 +60,7 @@ class Attempt:
                 now = time.monotonic()
                 for message in self.worker.messages():
                     self._hear(message, now)
+                self._heed_loss()
                 self._heed_stop(now)
                 self._heed_deadline(now)
                 self._show(now)
@@ -100,6 +101,9 @@ class Attempt:
             return
         try:
             term = self._owner.ensure_term(ready.step)
+        except RunOwned:
+            self._heed_loss()
+            return
         except StorageUnusable as error:
             self._storage_error = str(error)
             self._kill()
@@ -108,6 +112,12 @@ class Attempt:
         self.worker.begin(term)
         self.state = move(self.state, WorkerState.TRAINING)
         self._progress.began(ready.step, now)
+
+    def _heed_loss(self) -> None:
+        if self._owner.lost and not self._gone:
+            # At once: whatever it would still save does not count.
+            self._deadline = math.inf
+            self._kill()
 
     def _heed_stop(self, now: float) -> None:
         if self.worker.page.stop_requested and not self._stop.asked:
@@ -158,6 +168,10 @@ class Attempt:
         step = max(self.worker.page.read().step, self.durable_step)
         saved = step <= self.durable_step
         word, status = self._last_word, self.worker.exit_status
+        if self._owner.lost:
+            return Incident(Cause.TAKEN_OVER, step, str(self._owner.lost))
+        if isinstance(word, Failed) and word.exit_code == ExitCode.RUN_OWNED:
+            return Incident(Cause.TAKEN_OVER, step, word.reason)
         if isinstance(word, Finished):
             return Incident(Cause.FINISHED, word.step, f"finished at step {word.step}")
         if isinstance(word, Stopped):

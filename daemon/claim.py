@@ -1,13 +1,16 @@
 """Taking a run: the first thing a daemon does, or a single process that trains without one."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.reader import newest_step, newest_whole_step
 from trainerd.checkpoint.storage import open_storage
-from trainerd.checkpoint.terms import RunOwner
+from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
+from trainerd.daemon.job_errors import JobError
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,25 @@ class Claim:
 
 
 @contextmanager
-def claimed(job: Job, *, fresh: bool) -> Iterator[Claim]:
-    """Own the job's run until the block ends.
+def claimed(job: Job, *, fresh: bool, take_over: bool, stop_asked: Callable[[], bool]) -> Iterator[Claim]:
+    """Own the job's run until the block ends; `stop_asked` ends the wait for signs of life of its former owner.
 
-    Raises RunOwned, StorageUnusable, FormatTooNew, NoCheckpoint, UnknownScheme; at most a lock file was then made.
+    Raises JobError, RunOwned, StorageUnusable, FormatTooNew, NoCheckpoint, UnknownScheme; no more than a lock file or
+    a sign of life was then made.
     """
     storage = open_storage(job.dir, job.storage)
-    owner = RunOwner.acquire(storage)
+    if not storage.guarantees.shared:
+        raise JobError(
+            f"{job.dir} is {storage.guarantees.backend}: no other process would ever see a checkpoint there, and it "
+            f"is gone when this one ends. Give a folder or a URL that lasts as --dir."
+        )
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if stop_asked():
+            raise JobError("stopped before the run was taken; nothing was changed", ExitCode.PREEMPTED_SAVED)
+
+    owner = RunOwner.acquire(storage, take_over=take_over, sleep=sleep)
     try:
         newest = 0 if fresh else newest_step(storage) or 0
         if newest >= job.max_iter:

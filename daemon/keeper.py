@@ -5,7 +5,7 @@ import socket
 import sys
 from typing import Protocol
 
-from trainerd.checkpoint.terms import RunOwner
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.messages import (
     Begin,

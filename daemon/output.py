@@ -6,6 +6,7 @@ dropped and counted. A reader that has gone, a full disk or a closed descriptor 
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import threading
@@ -39,6 +40,13 @@ class Output:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write_all, name="output", daemon=True)
         self._thread.start()
+
+    def take_log(self, logger: str) -> None:
+        """Say what that logger and its children have to tell, from INFO on."""
+        handler = logging.Handler()
+        handler.emit = lambda record: self.say(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger(logger).addHandler(handler)
+        logging.getLogger(logger).setLevel(logging.INFO)
 
     def pass_through(self, fd: int, piece: bytes) -> None:
         """Write a worker's bytes to `fd` unchanged; they are dropped, and counted, if too many wait already."""

@@ -17,6 +17,7 @@ class Cause(enum.Enum):
     CRASH = "crash"  # an exception, or an exit that the worker did not announce
     SIGNAL = "signal"  # killed by one
     STORAGE = "storage"
+    TAKEN_OVER = "taken-over"  # another daemon owns the run now
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def decide(history: History, incident: Incident, limits: RestartTable, jitter: f
         return End(ExitCode.FINISHED, incident.reason), history
     if incident.cause is Cause.PREEMPTED:
         return End(ExitCode.PREEMPTED_SAVED if incident.saved else ExitCode.PREEMPTED_UNSAVED, incident.reason), history
+    if incident.cause is Cause.TAKEN_OVER:
+        return End(ExitCode.RUN_OWNED, incident.reason), history
     if incident.exit_code == ExitCode.BAD_JOB and incident.first_start:
         return End(ExitCode.BAD_JOB, incident.reason), history
     if incident.cause is Cause.STORAGE and incident.retried:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainerd.daemon.attempt import Attempt
@@ -18,7 +19,7 @@ from trainerd.daemon.restart_policy import Cause, End, History, Incident, Restar
 from trainerd.daemon.signals import Stop, catch_stop_signals, ignore_stop_signals
 
 
-def supervise(job: Job, *, fresh: bool) -> int:
+def supervise(job: Job, *, fresh: bool, take_over: bool = False) -> int:
     """Train `job` to its end, and return the exit code of `trainerd run`.
 
     Raises, before anything was trained, what `claimed` raises. Main thread only. SIGTERM, SIGINT and SIGHUP are ignored
@@ -27,14 +28,13 @@ def supervise(job: Job, *, fresh: bool) -> int:
     stop = Stop()
     catch_stop_signals(stop.ask)
     become_subreaper()
+    output = Output()
+    output.take_log("trainerd")
     try:
-        with claimed(job, fresh=fresh) as claim:
-            output = Output()
-            try:
-                return asyncio.run(Supervisor(job, claim, stop, output, fresh=fresh).run())
-            finally:
-                output.close()
+        with claimed(job, fresh=fresh, take_over=take_over, stop_asked=lambda: stop.asked) as claim:
+            return asyncio.run(Supervisor(job, claim, stop, output, fresh=fresh).run())
     finally:
+        output.close()
         ignore_stop_signals()
 
 
@@ -58,9 +58,9 @@ class Supervisor:
         """Start workers until one of them brings the run to its end; return the exit code."""
         if self._claim.nothing_to_do:
             return self._end(End(ExitCode.FINISHED, self._claim.nothing_to_do))
-        loop = asyncio.get_running_loop()
-        self._stop.on_ask = lambda: loop.call_soon_threadsafe(self._news.set)
-        while not self._stop.asked:
+        owner = self._claim.owner
+        self._stop.on_ask = owner.on_lost = self._waker()
+        while not self._stop.asked and not owner.lost:
             incident = await self._one_worker()
             jitter = random.random()  # noqa: S311 # nobody must be unable to guess it
             decision, self._history = decide(self._history, incident, self._job.restart, jitter)
@@ -69,6 +69,8 @@ class Supervisor:
             if self._survivors:
                 return self._end(End(ExitCode.BAD_HOST, _cannot_be_killed(self._survivors)))
             await self._pause(decision, incident)
+        if owner.lost:
+            return self._end(End(ExitCode.RUN_OWNED, str(owner.lost)))
         return self._end(End(ExitCode.PREEMPTED_SAVED, f"stopped by {self._stop.reason} while no worker ran"))
 
     async def _one_worker(self) -> Incident:
@@ -104,8 +106,17 @@ class Supervisor:
         self._progress.event(again)
         self._progress.waiting(again)
         until = time.monotonic() + restart.delay_seconds
-        while not self._stop.asked and (left := until - time.monotonic()) > 0:
+        while not self._stop.asked and not self._claim.owner.lost and (left := until - time.monotonic()) > 0:
             await self._next_news(left)
+
+    def _waker(self) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self._news.set)
+
+        return wake
 
     async def _next_news(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -5,7 +5,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from trainerd.checkpoint.errors import CheckpointError, StorageUnusable, UnsupportedState
+from trainerd.checkpoint.errors import CheckpointError, StorageUnusable, TakenOver, UnsupportedState
 from trainerd.checkpoint.storage import open_storage
 from trainerd.daemon.claim import claimed
 from trainerd.daemon.exit_codes import ExitCode
@@ -44,7 +44,7 @@ def main() -> int:
     return work(Job.from_json(start.job.encode()), start.fresh, page, daemon)
 
 
-def train_here(job: Job, *, fresh: bool) -> int:
+def train_here(job: Job, *, fresh: bool, take_over: bool = False) -> int:
     """Train in this process, without a daemon and without restarts; return the exit code of `trainerd run`.
 
     Raises, before anything was trained, what `claimed` raises. Main thread only; a stop during the start-up takes
@@ -53,11 +53,16 @@ def train_here(job: Job, *, fresh: bool) -> int:
     page = StatusPage.create()
     prepare_process(page)
     try:
-        with claimed(job, fresh=fresh) as claim:
+        with claimed(job, fresh=fresh, take_over=take_over, stop_asked=lambda: page.stop_requested) as claim:
             if claim.nothing_to_do:
                 logger.info("%s", claim.nothing_to_do)
                 return ExitCode.FINISHED
-            return work(job, fresh, page, Ourselves(claim.owner))
+            # The step in progress is the last one then; its save is refused by the store.
+            claim.owner.on_lost = page.request_stop
+            code = work(job, fresh, page, Ourselves(claim.owner))
+            if claim.owner.lost and code != ExitCode.RUN_OWNED:
+                raise claim.owner.lost
+            return code
     finally:
         ignore_stop_signals()
 
@@ -102,8 +107,11 @@ def _work(job: Job, fresh: bool, page: StatusPage, keeper: Keeper) -> LastWord:
     page.mark("start", ready.step)
     if page.stop_requested:
         return Stopped(ready.step, saved=True)
-    store.term = keeper.begin(ready)
-    return _train(job, trainer, _session(job, page, store, keeper, ready), page)
+    try:
+        store.term = keeper.begin(ready)
+        return _train(job, trainer, _session(job, page, store, keeper, ready), page)
+    except TakenOver as error:
+        return Failed(ExitCode.RUN_OWNED, str(error), "")
 
 
 def _prepare(job: Job, fresh: bool) -> tuple["TrainerBase", "CheckpointStore", Ready]:
@@ -163,6 +171,8 @@ def _train(job: Job, trainer: "TrainerBase", session: WorkerSession, page: Statu
         trainer.train(session.saved_step, job.max_iter)
     except (UnsupportedState, StateError) as error:
         return Failed(ExitCode.BAD_JOB, str(error), fingerprint(error, trainer.step))
+    except TakenOver:
+        raise
     except BaseException as error:  # sys.exit() in a step is a failure of the step, too
         text = "training failed after step %d"
         logger.error(text, trainer.step, exc_info=(type(error), error, without_ours(error)))  # noqa: TRY400

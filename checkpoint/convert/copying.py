@@ -17,9 +17,9 @@ from trainerd.checkpoint.convert.streams import StoredBuffer
 from trainerd.checkpoint.errors import Damaged, NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import Manifest, RunRecord
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.pins import pinned_names
 from trainerd.checkpoint.storage import Storage
-from trainerd.checkpoint.terms import RunOwner
 from trainerd.checkpoint.writer import write_checkpoint
 
 Fate = Literal["copied", "there already", "damaged", "gone"]
@@ -83,10 +83,7 @@ def _refuse_other(destination: Storage, run: RunRecord) -> None:
 
 @contextmanager
 def _owned(destination: Storage) -> Iterator[None]:
-    """Keep daemons away while the copy lasts, where the storage can."""
-    if not destination.guarantees.life_lock:
-        yield
-        return
+    """Keep daemons away while the copy lasts."""
     owner = RunOwner.acquire(destination)
     try:
         yield

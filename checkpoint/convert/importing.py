@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from trainerd.checkpoint import terms
 from trainerd.checkpoint.convert.errors import NotConverted
 from trainerd.checkpoint.convert.places import foreign_names
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import Storage
-from trainerd.checkpoint.terms import RunOwner
 
 _SPARE_BYTES = 2**30
 

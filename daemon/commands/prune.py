@@ -27,8 +27,9 @@ def prune_run(
     storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Delete the checkpoints that no rule wants, and what failed saves left."""
+    from trainerd.checkpoint.ownership import RunOwner
     from trainerd.checkpoint.pruning import Pruner
-    from trainerd.checkpoint.terms import RunOwner, newest_term
+    from trainerd.checkpoint.terms import newest_term
     from trainerd.daemon import console
     from trainerd.daemon.commands.operands import open_run
     from trainerd.daemon.keep_rules import read_keep

@@ -13,7 +13,13 @@ _METAVARS = {int: "N", Seconds: "DURATION", Interval: "INTERVAL"}
 
 
 def run(
-    job: str, settings: list[str], storage_options: list[str], fresh: bool, no_daemon: bool, **flags: str | None
+    job: str,
+    settings: list[str],
+    storage_options: list[str],
+    fresh: bool,
+    take_over: bool,
+    no_daemon: bool,
+    **flags: str | None,
 ) -> None:
     """Train, and bring the training back after any death.
 
@@ -28,15 +34,16 @@ def run(
     if no_daemon:
         from trainerd.daemon.worker import train_here
 
-        raise typer.Exit(train_here(built, fresh=fresh))
+        raise typer.Exit(train_here(built, fresh=fresh, take_over=take_over))
     from trainerd.daemon.supervisor import supervise
 
-    raise typer.Exit(supervise(built, fresh=fresh))
+    raise typer.Exit(supervise(built, fresh=fresh, take_over=take_over))
 
 
 def _signature() -> inspect.Signature:
     """The parameters that typer sees: a flag for every key of the job file, read off the structs."""
     fresh = "Start at step 0 in a used run folder; what is there stays until it is pruned."
+    take_over = "Take a remote run from an owner that lives, or that may: what it saves after that does not count."
     no_daemon = "Train in this process, without restarts: for debuggers and tests."
     setting = "Set a key of [config]: lr=3e-4, model.width=256. Repeatable."
     return inspect.Signature(
@@ -46,6 +53,7 @@ def _signature() -> inspect.Signature:
             _keyword("settings", Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help=setting)], []),
             _keyword("storage_options", StorageOptions, []),
             _keyword("fresh", Annotated[bool, typer.Option("--fresh", help=fresh)], False),
+            _keyword("take_over", Annotated[bool, typer.Option("--take-over", help=take_over)], False),
             _keyword("no_daemon", Annotated[bool, typer.Option("--no-daemon", help=no_daemon)], False),
         ]
     )

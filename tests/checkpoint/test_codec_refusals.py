@@ -17,9 +17,9 @@ from support.user_values import Frozen, Point
 
 from trainerd.checkpoint import codec, dtypes
 from trainerd.checkpoint.errors import UndecodableState, UnsupportedState
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 from trainerd.checkpoint.trees import MAX_DEPTH, children
 
 

@@ -23,10 +23,10 @@ from support.user_values import Access, Bits, Child, Color, Frozen, Level, Mode,
 
 from trainerd.checkpoint import codec, dtypes, envelope, manifest, nodes
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
 from trainerd.checkpoint.tensor_values import empty, memory_view
-from trainerd.checkpoint.terms import RunOwner
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf"),

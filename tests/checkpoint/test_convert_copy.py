@@ -12,9 +12,9 @@ from support.states import assert_same
 from trainerd.checkpoint import copy_run, durable, open_storage, reader, terms
 from trainerd.checkpoint.convert.errors import NotConverted
 from trainerd.checkpoint.errors import NoCheckpoint, RunOwned
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 KEEP = Keep(last=10)
 

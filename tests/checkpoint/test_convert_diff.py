@@ -10,8 +10,8 @@ from trainerd.checkpoint import diff_checkpoints, open_storage
 from trainerd.checkpoint.convert import streams
 from trainerd.checkpoint.convert.errors import NotConverted
 from trainerd.checkpoint.errors import Damaged
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 from trainerd.checkpoint.writer import write_checkpoint
 
 NAN, INF = float("nan"), float("inf")

@@ -25,8 +25,8 @@ from trainerd.checkpoint import export_checkpoint, open_storage
 from trainerd.checkpoint.convert import publishing
 from trainerd.checkpoint.convert.errors import NotConverted
 from trainerd.checkpoint.errors import CheckpointError, Damaged, StorageUnusable
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 class Color(enum.Enum):

@@ -25,8 +25,8 @@ from support.trainers import batches
 from trainerd.checkpoint import import_checkpoint, open_storage
 from trainerd.checkpoint.convert.errors import NotConverted
 from trainerd.checkpoint.errors import CheckpointError, RunOwned
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 from trainerd.trainer import SimpleTrainer, hooks
 from trainerd.trainer.errors import StateMismatch
 

@@ -9,10 +9,10 @@ from support.faults import CRASHED, CrashingStorage, CrashingSystem, in_child
 from support.states import assert_same
 
 from trainerd.checkpoint import durable
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 KEEP = Keep(last=2)
 COMMITTED = 4

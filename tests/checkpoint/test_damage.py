@@ -10,9 +10,9 @@ import torch
 
 from trainerd.checkpoint import reader, terms
 from trainerd.checkpoint.errors import Damaged, RunDamaged
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 @pytest.fixture(scope="module")

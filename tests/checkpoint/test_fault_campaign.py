@@ -13,10 +13,10 @@ from support.faults import CRASHED, FaultyStorage, in_child
 from support.states import assert_same
 
 from trainerd.checkpoint.errors import CheckpointError
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 KEEP = Keep(last=2)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from trainerd.checkpoint import codec, dtypes, envelope, manifest, pins, retention, terms
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 DOCUMENT = (pathlib.Path(__file__).parents[2] / "docs/checkpoint-format.md").read_text()
 

@@ -14,10 +14,10 @@ from support.forged_runs import NAME, body_of, make_run, seal
 
 from trainerd.checkpoint import codec, envelope, manifest, nodes, reader, terms
 from trainerd.checkpoint.errors import CheckpointError, Damaged, MissingClass, RunDamaged, UndecodableState
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 HUGE = [2**53, 2**63 - 1, 2**63, 10**30, 10**300]
 

@@ -7,11 +7,11 @@ import torch
 from support.states import assert_same
 
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.reader import read_manifest
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 @pytest.fixture

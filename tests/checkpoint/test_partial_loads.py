@@ -7,9 +7,9 @@ import torch
 from support.states import assert_same
 
 from trainerd.checkpoint.errors import Damaged, DoesNotFit, NoCheckpoint
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 from trainerd.checkpoint import pins
 from trainerd.checkpoint.errors import NoCheckpoint
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.pruning import Pruner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 LAST = Keep(last=1)
 

@@ -15,12 +15,12 @@ from trainerd.checkpoint import envelope, reader
 from trainerd.checkpoint.errors import StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import parse_manifest
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.pins import pin, unpin
 from trainerd.checkpoint.pruning import Pruner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 ALL = Keep(last=100_000)
 LAST = Keep(last=1)

@@ -22,10 +22,10 @@ from trainerd.checkpoint.errors import (
     StorageUnusable,
     UnsupportedState,
 )
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import UnknownScheme, open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 def state_of(step):
@@ -247,8 +247,8 @@ def test_with_keep_one_the_old_checkpoint_outlives_a_failed_save(run, tmp_path):
     assert [info.step for info in store.list()] == [3]
 
 
-def test_debris_of_a_later_term_is_somebody_elses_save_in_progress(run):
-    """A zombie deletes nothing; its heir sweeps what is older than its own term."""
+def test_a_zombie_deletes_nothing(run):
+    """Once a later term has begun, neither what its heir writes nor anything else; the heir sweeps older debris."""
     storage, owner = run
     zombie = store_of(run)
     owner.term = None

@@ -16,8 +16,8 @@ from support.runs import final_state as final_state_of
 from support.states import assert_same
 
 from trainerd.checkpoint import open_storage
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 # The class that support.foreign trained, in a job of ours.
 TARGET = """

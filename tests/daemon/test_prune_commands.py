@@ -13,12 +13,12 @@ from support.runs import Run, write_target
 
 from trainerd.checkpoint import envelope
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.pruning import Pruner
 from trainerd.checkpoint.reader import list_checkpoints, read_manifest
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 
 @pytest.fixture(scope="session")

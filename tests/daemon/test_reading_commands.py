@@ -12,10 +12,10 @@ import pytest
 import torch
 from support.command_line import TRAINERD, assert_refused, trainerd
 
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 from trainerd.daemon.commands.operands import split_operand
 
 INF = float("inf")

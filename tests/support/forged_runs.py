@@ -12,10 +12,10 @@ from support.user_values import Color, Level, Plain, Point
 
 from trainerd.checkpoint import envelope
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
-from trainerd.checkpoint.terms import RunOwner
 
 NAME = CheckpointName(2, 1)
 
