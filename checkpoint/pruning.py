@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainerd.checkpoint import pins
 from trainerd.checkpoint.errors import StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
-from trainerd.checkpoint.retention import Keep, References, reasons
+from trainerd.checkpoint.retention import Candidate, Keep, References, reasons
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.survey import Survey, Surveyor
 from trainerd.checkpoint.terms import Ticket, newest_term, read_tickets
@@ -41,10 +41,20 @@ def plan(
     now: float,
     hand_pins: Mapping[CheckpointName, str],
     superseded: bool = False,
+    upcoming: Candidate | None = None,
 ) -> Plan:
-    """Decide what goes. Damaged checkpoints stay, and superseded ones unless they are to go."""
+    """Decide what goes. Damaged checkpoints stay, and superseded ones unless they are to go.
+
+    With an `upcoming` checkpoint, which is not there yet, go those that will not be wanted once it is; but not the
+    newest valid one, on which everything rests until then.
+    """
     steps = survey.newest.pinned if survey.newest else ()
-    why = dict(reasons(survey.valid, keep.rules, now, pinned_steps=steps, pins=hand_pins))
+    candidates = [*survey.valid, upcoming] if upcoming else survey.valid
+    why = dict(reasons(candidates, keep.rules, now, pinned_steps=steps, pins=hand_pins))
+    if upcoming:
+        del why[upcoming.name]
+        if survey.newest:
+            why[survey.newest.name] = ("newest", *why[survey.newest.name])
     for candidate in survey.superseded:
         pinned = (hand_pins[candidate.name],) if candidate.name in hand_pins else ()
         why[candidate.name] = pinned if superseded else ("superseded", *pinned)
@@ -85,13 +95,17 @@ class Pruner:
         term = self._tickets[-1].term if self._tickets else 0
         return plan(survey, keep, term=term, now=time.time(), hand_pins=hand_pins, superseded=superseded)
 
-    def prune(self, keep: Keep, *, term: int, superseded: bool = False) -> Plan:
-        """Delete what the rules do not want, then debris; return what went. Nothing goes once a later term began."""
+    def prune(self, keep: Keep, *, term: int, superseded: bool = False, upcoming: Candidate | None = None) -> Plan:
+        """Delete what the rules do not want, then debris; return what went. Nothing goes once a later term began.
+
+        `upcoming` is a checkpoint for which there was no space: what it would replace goes before it comes.
+        """
         if not self._is_ours(term):
             return Plan({})
         survey = self._survey()
         hand_pins = dict.fromkeys(pins.pinned_names(self._storage), "pinned by hand")
-        decided = plan(survey, keep, term=term, now=time.time(), hand_pins=hand_pins, superseded=superseded)
+        now = time.time()
+        decided = plan(survey, keep, term=term, now=now, hand_pins=hand_pins, superseded=superseded, upcoming=upcoming)
         self._warn_of_a_metric_that_is_not_there(keep, survey)
         gone = []
         kept = dict(decided.kept)

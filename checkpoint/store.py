@@ -18,7 +18,7 @@ from trainerd.checkpoint.live_tensors import read_tensors
 from trainerd.checkpoint.manifest import Manifest
 from trainerd.checkpoint.pruning import Pruner
 from trainerd.checkpoint.reader import CheckpointInfo
-from trainerd.checkpoint.retention import Keep
+from trainerd.checkpoint.retention import Candidate, Keep
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.tensor_values import Leaf
 from trainerd.checkpoint.versions import WRITTEN_BY, versions
@@ -83,8 +83,8 @@ class CheckpointStore:
         except StorageUnusable as error:
             if error.errno not in DISK_FULL:
                 raise
-            # What retention no longer wants may be all that is in the way; anything more waits for the next save.
-            self._prune()
+            # What would go after this save may be all that is in the way; anything more waits for the next save.
+            self._prune(upcoming=Candidate(name, time.time(), finite, {}))
             manifest = self._write(name, tree, leaves, tuple(pinned), finite)
         seconds = time.monotonic() - began
         self._newest = manifest
@@ -155,8 +155,8 @@ class CheckpointStore:
         except CheckpointError as error:
             _logger.warning("after the save: %s", error)
 
-    def _prune(self) -> None:
-        self._tidy(lambda _storage, term: self._pruner.prune(self._keep, term=term))
+    def _prune(self, upcoming: Candidate | None = None) -> None:
+        self._tidy(lambda _storage, term: self._pruner.prune(self._keep, term=term, upcoming=upcoming))
 
     def _owned_term(self) -> int:
         if self.term is None:
