@@ -221,7 +221,7 @@ def first_fault(tree: Any, tensors: Mapping[str, object]) -> str | None:
                 continue
             fault = _fault(node, tensors) if KIND in node else None
             if fault:
-                return f"its tree has no valid node at {joined(path) or 'its root'}: {fault}"
+                return f"its tree has no valid node at {joined(path)[:200] or 'its root'}: {fault}"
             for key, item in node.items():
                 if isinstance(item, (dict, list)):
                     below.append(((path, key), item))
@@ -241,7 +241,7 @@ def _fault(node: dict[str, Any], tensors: Mapping[str, object]) -> str | None:
     try:
         known = msgspec.convert(node, shape)
     except msgspec.ValidationError as error:
-        return f"{kind}: {error}"
+        return f"{kind}: {str(error)[:300]}"
     if isinstance(known, (_Tensor, _Array)) and known.tensor not in tensors:
-        return f"it refers to the tensor {known.tensor!r}, which the manifest does not list"
+        return f"it refers to the tensor {known.tensor[:100]!r}, which the manifest does not list"
     return None
