@@ -45,7 +45,7 @@ def _blocks_of(storage: Storage, manifest: Manifest, tensor: str, chunk: Chunk) 
 class StoredBuffer:
     """A stored tensor as a writer's Buffer: what it gives has been held against its hash.
 
-    It keeps the chunk that it read last, so that reading on within it reads nothing twice.
+    It keeps the chunk that it read last until the tensor was given to its end, so that reading on reads nothing twice.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class StoredBuffer:
             if at < end and start < at + chunk.length:
                 parts.append(self._chunk(index)[max(start - at, 0) : end - at])
             at += chunk.length
+        if end == self.bytes:
+            self._kept = (-1, memoryview(b""))  # or the buffers of a checkpoint would end up holding all of it
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def sample(self) -> str:
@@ -96,7 +98,11 @@ class StoredBuffer:
         if self._kept[0] != index:
             self._kept = (-1, memoryview(b""))  # before the next one is read: never two of them in memory
             chunk = self._entry.chunks[index]
-            blocks = _blocks_of(self._storage, self._manifest, self._tensor, chunk)
-            self._kept = (index, memoryview(b"".join(blocks)))
+            whole = memoryview(bytearray(chunk.length))
+            at = 0
+            for block in _blocks_of(self._storage, self._manifest, self._tensor, chunk):
+                whole[at : at + len(block)] = block
+                at += len(block)
+            self._kept = (index, whole)
             self._progress(chunk.length)
         return self._kept[1]

@@ -13,6 +13,9 @@ from trainerd.checkpoint.storage import Storage
 
 Place = tuple[Storage, Manifest, str]
 
+# In 64-bit floats, with their intermediate results, these take many times their size.
+_COMPUTED_BYTES = 2**20
+
 _PACKED = {"float4_e2m1fn_x2"}  # two numbers in a byte: torch does not compute with them
 
 
@@ -30,7 +33,7 @@ def _side_by_side(a: Iterator[bytes], b: Iterator[bytes]) -> Iterator[tuple[memo
     while True:
         one = one or memoryview(next(a, b""))
         other = other or memoryview(next(b, b""))
-        length = min(len(one), len(other))
+        length = min(len(one), len(other), _COMPUTED_BYTES)
         if not length:
             return
         yield one[:length], other[:length]

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,21 @@ class Small:
 
     def __getattr__(self, name):
         return getattr(self._storage, name)
+
+
+def test_a_copy_holds_the_whole_checkpoint_in_memory(tmp_path):
+    """One chunk of one tensor at a time, however many there are."""
+    storage = open_storage(str(tmp_path / "source"))
+    owner = RunOwner.acquire(storage)
+    state = {str(n): torch.full((10**6,), float(n)) for n in range(20)}
+    CheckpointStore(storage, term=owner.ensure_term(0)).save(1, state)
+    owner.release()
+    tracemalloc.start()
+    copy_run(storage, open_storage(str(tmp_path / "copy")))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * 4 * 10**6
+    assert_same(CheckpointStore(open_storage(str(tmp_path / "copy"))).load().state, state)
 
 
 def test_a_second_copy_copies_again_or_misses_what_is_new(source, tmp_path):

@@ -179,13 +179,14 @@ def test_copy_goes_on_silently_after_damage(run, tmp_path):
     assert trainerd("verify", tmp_path / "c").returncode == 0
 
 
-def test_ctrl_c_leaves_a_traceback_or_half_a_copy(run, tmp_path):
-    """130, one line; the copy can be started again."""
-    pipe = tmp_path / "pipe"
+def test_ctrl_c_leaves_a_traceback_or_half_a_run(tmp_path):
+    """130 and one line, in the middle of reading the source; no run was begun."""
+    (tmp_path / "old").mkdir()
+    pipe = tmp_path / "old/last_checkpoint"
     os.mkfifo(pipe)
-    words = [TRAINERD, "import", str(pipe), str(tmp_path / "b")]
+    words = [TRAINERD, "import", str(tmp_path / "old"), str(tmp_path / "b")]
     started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # The pipe opens when the command has opened its end, and so is in the middle of reading.
+    # The pipe opens when the command has opened its end; nothing is written, so it waits there.
     with started as child, pipe.open("wb"):
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
