@@ -1,9 +1,11 @@
 """A run in a folder of a local disk."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 
 from trainerd.checkpoint import durable
 from trainerd.checkpoint.direct_io import Part
@@ -45,7 +47,7 @@ class LocalStorage:
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Read bytes of a file; fewer than asked when it is shorter."""
-        with self._errors("read", path, passing=(FileNotFoundError,)) as full, open(full, "rb", buffering=0) as file:
+        with self._errors("read", path, passing=(FileNotFoundError,)) as full, _opened(full) as file:
             if length is None:
                 file.seek(offset)
                 return file.read()
@@ -58,7 +60,7 @@ class LocalStorage:
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         """Fill a buffer from a file; return the bytes read, fewer when the file is shorter."""
-        with self._errors("read", path, passing=(FileNotFoundError,)) as full, open(full, "rb", buffering=0) as file:
+        with self._errors("read", path, passing=(FileNotFoundError,)) as full, _opened(full) as file:
             done = 0
             while done < len(buffer) and (n := os.preadv(file.fileno(), [buffer[done:]], offset + done)):
                 done += n
@@ -122,3 +124,12 @@ class LocalStorage:
             raise
         except OSError as error:
             raise StorageUnusable(action, full, error) from error
+
+
+@contextmanager
+def _opened(full: str) -> Iterator[FileIO]:
+    """A regular file. Anything else of its name is no file of ours: a pipe would be waited for, perhaps for ever."""
+    with open(full, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "no regular file", full)
+        yield file

@@ -13,7 +13,7 @@ from typing import Self
 
 from trainerd.checkpoint import envelope, layout
 from trainerd.checkpoint.alive import BEAT_SECONDS, Pulse, first_sign, next_term_when_free
-from trainerd.checkpoint.errors import TakenOver
+from trainerd.checkpoint.errors import Damaged, RunDamaged, TakenOver
 from trainerd.checkpoint.life_lock import lock_for_life
 from trainerd.checkpoint.manifest import RunRecord
 from trainerd.checkpoint.storage import Storage
@@ -156,4 +156,5 @@ def _ensure_run_record(storage: Storage) -> None:
         try:
             storage.create(layout.RUN_FILE, envelope.seal(record))
         except FileExistsError:
-            read_run(storage)
+            if read_run(storage) is None:
+                raise RunDamaged(Damaged(f"{storage.url}/{layout.RUN_FILE}", "it is no file")) from None

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainerd.checkpoint import reader, terms
+from trainerd.checkpoint.chunk_reader import read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, RunDamaged
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
@@ -105,7 +106,7 @@ def test_ten_thousand_flipped_bytes_of_data_are_all_noticed(tmp_path):
             [whole] = os.pread(file.fileno(), 1, position)
             os.pwrite(file.fileno(), bytes([whole ^ chance.randrange(1, 256)]), position)
             with pytest.raises(Damaged, match="does not match its hash"):
-                reader.read_tensor_into(storage, manifest, tensor_at[position], room)
+                read_chunks(storage, manifest.name, reads_of(manifest, {tensor_at[position]: room}))
             os.pwrite(file.fileno(), bytes([whole]), position)
     assert [info.state for info in reader.verify_checkpoints(storage)] == ["valid"]
 

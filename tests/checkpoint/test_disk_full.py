@@ -106,13 +106,13 @@ def test_a_disk_that_became_read_only_is_named_as_such(disk):
     folder = disk(7)
     store, owner = store_in(folder, Keep())
     store.save(1, state_of(1))
+    owner.release()  # the lock is a file that is open for writing
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
     with pytest.raises(StorageUnusable, match="read-only"):
         store.save(2, state_of(2))
     subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
     store.save(3, state_of(3))
     assert steps(store) == [1, 3]
-    owner.release()
 
 
 def test_a_folder_that_one_may_not_write_is_named_as_such(tmp_path):
@@ -121,14 +121,16 @@ def test_a_folder_that_one_may_not_write_is_named_as_such(tmp_path):
         pytest.skip("becoming another user takes root")
     tmp_path.chmod(0o755)
     store, owner = store_in(tmp_path, Keep())
-    store.save(1, state_of(1))
+    # Small, and made here: torch's threads do not survive a fork.
+    first, second = {"w": torch.ones(3)}, {"w": torch.zeros(3)}
+    store.save(1, first)
     for folder in (tmp_path, *tmp_path.parents[:4]):
         folder.chmod(folder.stat().st_mode | 0o755)
 
     def as_nobody():
         os.setuid(65534)
         with pytest.raises(StorageUnusable, match="permissions"):
-            store.save(2, state_of(2))
+            store.save(2, second)
         assert store.load().step == 1
 
     assert in_child(as_nobody) == 0

@@ -348,7 +348,7 @@ def test_a_resume_looks_at_the_newest_only_however_many_there_are(many):
     assert len(storage.operations) < 20
 
     storage = CountingStorage(open_storage(str(many)))
-    owner = RunOwner(storage, None)
+    owner = RunOwner(storage, 2)
     owner.term = 1
     assert owner.ensure_term(MANY) == 1
     assert storage.paths("size", "manifest.json") == [name(MANY).manifest]
