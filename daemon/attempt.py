@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from trainerd.checkpoint.errors import RunOwned, StorageUnusable
+from trainerd.checkpoint.errors import StorageUnusable, TakenOver
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
@@ -101,7 +101,7 @@ class Attempt:
             return
         try:
             term = self._owner.ensure_term(ready.step)
-        except RunOwned:
+        except TakenOver:
             self._heed_loss()
             return
         except StorageUnusable as error:

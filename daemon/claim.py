@@ -12,6 +12,8 @@ from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import JobError
 
+HEED_SECONDS = 0.1  # from a signal to its effect, while we wait
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -47,9 +49,11 @@ def claimed(job: Job, *, fresh: bool, take_over: bool, stop_asked: Callable[[], 
         )
 
     def sleep(seconds: float) -> None:
-        time.sleep(seconds)
-        if stop_asked():
-            raise JobError("stopped before the run was taken; nothing was changed", ExitCode.PREEMPTED_SAVED)
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if stop_asked():
+                raise JobError("stopped before the run was taken; nothing was changed", ExitCode.PREEMPTED_SAVED)
+            time.sleep(min(left, HEED_SECONDS))
 
     owner = RunOwner.acquire(storage, take_over=take_over, sleep=sleep)
     try:

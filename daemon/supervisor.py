@@ -19,7 +19,7 @@ from trainerd.daemon.restart_policy import Cause, End, History, Incident, Restar
 from trainerd.daemon.signals import Stop, catch_stop_signals, ignore_stop_signals
 
 
-def supervise(job: Job, *, fresh: bool, take_over: bool = False) -> int:
+def supervise(job: Job, *, fresh: bool, take_over: bool) -> int:
     """Train `job` to its end, and return the exit code of `trainerd run`.
 
     Raises, before anything was trained, what `claimed` raises. Main thread only. SIGTERM, SIGINT and SIGHUP are ignored

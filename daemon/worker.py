@@ -44,7 +44,7 @@ def main() -> int:
     return work(Job.from_json(start.job.encode()), start.fresh, page, daemon)
 
 
-def train_here(job: Job, *, fresh: bool, take_over: bool = False) -> int:
+def train_here(job: Job, *, fresh: bool, take_over: bool) -> int:
     """Train in this process, without a daemon and without restarts; return the exit code of `trainerd run`.
 
     Raises, before anything was trained, what `claimed` raises. Main thread only; a stop during the start-up takes

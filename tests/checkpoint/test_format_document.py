@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from trainerd.checkpoint import codec, dtypes, envelope, manifest, nodes, pins, retention, terms
+from trainerd.checkpoint import alive, codec, dtypes, envelope, manifest, nodes, pins, retention, terms
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
@@ -40,6 +40,7 @@ def test_the_list_of_element_types_is_the_codes():
         ("run.json", manifest.RunRecord),
         ("terms/*.json", terms.Ticket),
         ("terms/committed-*.json", terms.CommitMark),
+        ("terms/alive.json", alive.SignOfLife),
         ("pins/*.json", pins.Pin),
         ("manifest.json", manifest.Manifest),
     ],

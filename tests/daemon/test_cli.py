@@ -20,8 +20,8 @@ def supervised(monkeypatch, tmp_path):
     calls = []
 
     def stand_in(name):
-        def called(job, *, fresh):
-            calls.append((name, job, fresh))
+        def called(job, *, fresh, take_over):
+            calls.append((name, job, fresh, take_over))
             return ExitCode.PREEMPTED_SAVED
 
         return called
@@ -144,9 +144,10 @@ def test_a_bad_job_ends_with_78_and_leaves_the_folder_as_it_was(tmp_path, words,
 def test_run_hands_the_job_to_the_supervisor_and_returns_its_exit_code(supervised, tmp_path):
     """Every flag arrives."""
     words = ["run", "train.py:f", "--dir", "d", "--max-iter", "5", "--checkpoint-every", "2 steps", "--fresh"]
+    words += ["--take-over"]
     assert cli.main([*words, "--set", "lr=0.1", "--set", "model.width=4"]) == 75
-    [(name, job, fresh)] = supervised
-    assert (name, fresh) == ("supervise", True)
+    [(name, job, fresh, take_over)] = supervised
+    assert (name, fresh, take_over) == ("supervise", True, True)
     assert (job.target, job.dir, job.max_iter) == (f"{tmp_path}/train.py:f", f"{tmp_path}/d", 5)
     assert job.checkpoint.every.steps == 2
     assert job.config == {"lr": 0.1, "model": {"width": 4}}
@@ -155,8 +156,8 @@ def test_run_hands_the_job_to_the_supervisor_and_returns_its_exit_code(supervise
 def test_no_daemon_trains_in_this_process(supervised):
     """Same job, other caller."""
     assert cli.main(["run", "train.py:f", "--dir", "d", "--max-iter", "5", "--no-daemon"]) == 75
-    [(name, _, fresh)] = supervised
-    assert (name, fresh) == ("train_here", False)
+    [(name, _, fresh, take_over)] = supervised
+    assert (name, fresh, take_over) == ("train_here", False, False)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_no_daemon_trains_in_this_process(supervised):
 def test_every_error_meant_for_the_user_is_a_paragraph_with_its_exit_code(supervised, monkeypatch, capsys, error, code):
     """Never a traceback, whoever raised it."""
 
-    def raising(_job, *, fresh):
+    def raising(_job, *, fresh, take_over):
         raise error
 
     monkeypatch.setattr(sys.modules["trainerd.daemon.supervisor"], "supervise", raising)
@@ -189,7 +190,7 @@ def test_every_error_meant_for_the_user_is_a_paragraph_with_its_exit_code(superv
 def test_a_fault_of_the_program_keeps_its_traceback(supervised, monkeypatch):
     """A bug must not be dressed up as an error of the user."""
 
-    def broken(_job, *, fresh):
+    def broken(_job, *, fresh, take_over):
         raise ZeroDivisionError
 
     monkeypatch.setattr(sys.modules["trainerd.daemon.supervisor"], "supervise", broken)

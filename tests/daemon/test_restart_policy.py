@@ -35,6 +35,11 @@ def test_a_finished_worker_is_never_restarted() -> None:
     assert ending(history, incident(Cause.FINISHED)) is ExitCode.FINISHED
 
 
+def test_a_run_that_another_daemon_has_taken_over_is_left_to_it() -> None:
+    """79 at once, whatever budget is left."""
+    assert ending(History(), incident(Cause.TAKEN_OVER, first_start=True)) is ExitCode.RUN_OWNED
+
+
 @pytest.mark.parametrize(("saved", "code"), [(True, ExitCode.PREEMPTED_SAVED), (False, ExitCode.PREEMPTED_UNSAVED)])
 def test_a_preempted_worker_tells_whether_its_state_is_safe(saved: bool, code: ExitCode) -> None:
     """75 when a checkpoint holds the last step, 76 when not; never a restart."""

@@ -114,10 +114,12 @@ def is_alive(pid: int) -> bool:
 class Run:
     """One `trainerd run`; everything that it and its workers print is in `text`."""
 
+    program: tuple[str, ...] = (TRAINERD,)
+
     def __init__(
         self,
         target: str,
-        folder: Path,
+        folder: Path | str,
         *flags: str,
         max_iter: int = 20,
         env: Mapping[str, str] | None = None,
@@ -126,7 +128,7 @@ class Run:
     ) -> None:
         self.folder = folder
         self.log = Path(target.rpartition(":")[0]).with_name(f"run-{time.monotonic_ns()}.log")
-        command = [TRAINERD, "run", target, "--dir", str(folder), "--max-iter", str(max_iter)]
+        command = [*self.program, "run", target, "--dir", str(folder), "--max-iter", str(max_iter)]
         command += ["--restart-backoff", "0.01 s"]
         command += ["--checkpoint-every", every] if every else []
         for key, value in config.items():
