@@ -16,7 +16,7 @@ _HOMES = {
     "export_checkpoint": "convert.exporting",
     "import_checkpoint": "convert.importing",
     "CheckpointError": "errors",
-    "CheckpointInfo": "reader",
+    "CheckpointInfo": "listing",
     "CheckpointStore": "store",
     "Damaged": "errors",
     "FormatTooNew": "errors",
@@ -28,9 +28,9 @@ _HOMES = {
     "StorageUnusable": "errors",
     "TakenOver": "errors",
     "UnsupportedState": "errors",
-    "list_checkpoints": "reader",
+    "list_checkpoints": "listing",
     "open_storage": "storage",
-    "verify_checkpoints": "reader",
+    "verify_checkpoints": "verifying",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 (ruff wants a literal)

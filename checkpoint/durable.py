@@ -64,6 +64,13 @@ def make_folder(path: str) -> None:
         sync_folder(os.path.dirname(folder) or ".")
 
 
+def move(path: str, to: str) -> None:
+    """Give a file a free name, durably. FileExistsError; a crash may leave it under both names, never under none."""
+    os.link(path, to)
+    sync_folder(os.path.dirname(to) or ".")
+    delete(path)
+
+
 def delete(path: str) -> None:
     """Delete a file, durably; one that is gone already is fine."""
     try:

@@ -10,11 +10,13 @@ TERMS = "terms"
 ALIVE_FILE = f"{TERMS}/alive.json"
 CHECKPOINTS = "checkpoints"
 PINS = "pins"
+ASIDE = "aside"
 MANIFEST = "manifest.json"
 TEMPORARY_SUFFIX = ".tmp"
 
 _CHECKPOINT = re.compile(r"step-([0-9]{9,18})\.t([1-9][0-9]{0,17})")
 _TICKET = re.compile(r"([0-9]{6,18})\.json")
+_COMMIT_MARK = re.compile(r"committed-([0-9]{6,18})\.json")
 _DATA_FILE = re.compile(r"r([0-9]{5})-([0-9]{4,18})\.safetensors")
 
 
@@ -57,6 +59,12 @@ def ticket_file(term: int) -> str:
 def commit_mark(term: int) -> str:
     """Where the record lies that a checkpoint was committed in a term, relative to the run."""
     return f"{TERMS}/committed-{term:06d}.json"
+
+
+def parse_commit_mark(name: str) -> int | None:
+    """The term that the name of a record in `terms/` means; None for other names."""
+    match = _COMMIT_MARK.fullmatch(name)
+    return int(match[1]) if match and f"{TERMS}/{name}" == commit_mark(int(match[1])) else None
 
 
 def parse_ticket(name: str) -> int | None:

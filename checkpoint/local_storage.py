@@ -105,6 +105,11 @@ class LocalStorage:
         with self._errors("make the folder", folder) as full:
             durable.make_folder(full)
 
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name, in a folder that is there."""
+        with self._errors("move", path) as full:
+            durable.move(full, os.path.join(self.root, to))
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is gone already is fine."""
         with self._errors("delete", path) as full:

@@ -53,6 +53,7 @@ class RunOwner:
         storage: Storage,
         *,
         take_over: bool = False,
+        to_repair: bool = False,
         beat_seconds: float = BEAT_SECONDS,
         sleep: Callable[[float], object] = time.sleep,
     ) -> Self:
@@ -60,8 +61,10 @@ class RunOwner:
 
         On a local disk at once or not at all. Elsewhere a former owner that has not said that it ended is watched for
         some seconds (`sleep` waits, and what it raises ends the wait); `take_over` takes the run from it unwatched.
+        A damaged run is owned only `to_repair` it.
         """
-        read_run(storage)
+        if not to_repair:
+            read_run(storage)
         if storage.guarantees.life_lock:
             return cls._lock(storage, take_over)
         next_term = next_term_when_free(storage, take_over=take_over, sleep=sleep)

@@ -101,6 +101,14 @@ class RemoteStorage:
     def make_folder(self, folder: str) -> None:
         """Nothing: where there are no folders, none need be made."""
 
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name: by a copy, which is read back before the original goes."""
+        data = self.read(path)
+        self.create(to, data)
+        if self.read(to) != data:
+            raise StorageUnusable("move", f"{self._url}/{path}", OSError("the copy is not what was copied"))
+        self.delete(path)
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is gone already is fine."""
         with contextlib.suppress(FileNotFoundError):

@@ -55,6 +55,9 @@ class Storage(Protocol):
     def make_folder(self, folder: str) -> None:
         """Make a folder and its parents; "" is the run itself."""
 
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name, in a folder that is there; a name that is taken is an error."""
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is gone already is fine."""
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from trainerd.checkpoint import codec, pins, reader, terms, trees
+from trainerd.checkpoint import codec, listing, pins, reader, terms, trees, verifying
 from trainerd.checkpoint.errors import DISK_FULL, CheckpointError, Damaged, NoCheckpoint, StorageUnusable
 from trainerd.checkpoint.incremental import Unchanged
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.lazy_state import LazyState
+from trainerd.checkpoint.listing import CheckpointInfo
 from trainerd.checkpoint.live_tensors import read_tensors
 from trainerd.checkpoint.manifest import Manifest
 from trainerd.checkpoint.pruning import Pruner
-from trainerd.checkpoint.reader import CheckpointInfo
 from trainerd.checkpoint.retention import Candidate, Keep
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.tensor_values import Leaf
@@ -123,13 +123,13 @@ class CheckpointStore:
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Every checkpoint, newest last, judged without reading data."""
-        return reader.list_checkpoints(self._storage)
+        return listing.list_checkpoints(self._storage)
 
     def verify(self, step: int | None = None) -> Iterator[CheckpointInfo]:
         """Every checkpoint, or one step, with all data held against its hashes. NoCheckpoint for an unknown step."""
         if step is not None and not any(info.step == step for info in self.list()):
             raise NoCheckpoint(f"{self._storage.url} has no checkpoint of step {step}.")
-        return reader.verify_checkpoints(self._storage, step)
+        return verifying.verify_checkpoints(self._storage, step)
 
     def prune(self, *, dry_run: bool = False) -> Sequence[str]:
         """Delete what the retention rules do not want and the debris of failed saves; return the names that went.

@@ -49,15 +49,16 @@ def read_tickets(storage: Storage, known: Iterable[Ticket] = ()) -> list[Ticket]
     They never change, so those that are `known` are not read again.
     """
     by_term = {ticket.term: ticket for ticket in known}
-    return [by_term.get(term) or read_ticket(storage, term) for term in _ticket_terms(storage)]
+    return [by_term.get(term) or read_ticket(storage, term) for term in ticket_terms(storage)]
 
 
 def newest_term(storage: Storage) -> int:
     """The newest ticket's term; 0 before the first."""
-    return max(_ticket_terms(storage), default=0)
+    return max(ticket_terms(storage), default=0)
 
 
-def _ticket_terms(storage: Storage) -> list[int]:
+def ticket_terms(storage: Storage) -> list[int]:
+    """The terms that have a ticket, whole or not; oldest first."""
     return sorted(term for name in storage.names(layout.TERMS) if (term := layout.parse_ticket(name)) is not None)
 
 
@@ -151,7 +152,7 @@ def newest_committed_step(storage: Storage, tickets: Iterable[Ticket]) -> int | 
 
 def named(storage: Storage) -> list[CheckpointName]:
     """Folders that have a checkpoint's name, committed or not; oldest first. StorageUnusable if a run lacks theirs."""
-    if not storage.is_folder(layout.CHECKPOINTS) and _ticket_terms(storage):
+    if not storage.is_folder(layout.CHECKPOINTS) and ticket_terms(storage):
         # It was made before the first ticket, so it is not empty but away.
         number = errno.ENOTDIR if storage.size(layout.CHECKPOINTS) is not None else errno.ENOENT
         raise StorageUnusable("list", f"{storage.url}/{layout.CHECKPOINTS}", OSError(number, "no folder"))

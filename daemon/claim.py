@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trainerd.checkpoint.ownership import RunOwner
-from trainerd.checkpoint.reader import newest_step, newest_whole_step
+from trainerd.checkpoint.reader import newest_step
 from trainerd.checkpoint.storage import open_storage
+from trainerd.checkpoint.verifying import newest_whole_step
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import JobError

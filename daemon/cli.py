@@ -15,6 +15,7 @@ from trainerd.daemon.commands.inspect import inspect_checkpoint
 from trainerd.daemon.commands.list import list_run
 from trainerd.daemon.commands.pin import pin_checkpoint, unpin_checkpoint
 from trainerd.daemon.commands.prune import prune_run
+from trainerd.daemon.commands.repair import repair_run
 from trainerd.daemon.commands.run import run
 from trainerd.daemon.commands.verify import verify_run
 from trainerd.daemon.exit_codes import ExitCode, exit_code_of
@@ -34,6 +35,7 @@ app.command("run", short_help="Train, and bring the training back after any deat
 app.command("list", short_help="Show the checkpoints of a run.")(list_run)
 app.command("inspect", short_help="Show what a checkpoint holds, without loading it.")(inspect_checkpoint)
 app.command("verify", short_help="Check every byte of a run's checkpoints.")(verify_run)
+app.command("repair", short_help="Bring a damaged run into order; nothing is deleted.")(repair_run)
 app.command("prune", short_help="Delete the checkpoints that no rule wants, or show which.")(prune_run)
 app.command("pin", short_help="Keep a checkpoint, whatever the rules say.")(pin_checkpoint)
 app.command("unpin", short_help="Let the rules decide about a checkpoint again.")(unpin_checkpoint)

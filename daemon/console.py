@@ -1,8 +1,12 @@
 """How every command speaks: results on standard output, one paragraph of trouble on standard error."""
 
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+_BAR_CELLS = 24
+_SHOWN_EVERY_SECONDS = 0.1
 
 
 def write(text: str) -> None:
@@ -37,6 +41,39 @@ class ProgressLine:
     def clear(self) -> None:
         """Leave the line empty for what comes next."""
         self.show("")
+
+
+class ProgressBar:
+    """A bar of bytes on a `ProgressLine`: how many are done, how fast, and how long the rest will take.
+
+    `clock` gives seconds.
+    """
+
+    def __init__(self, title: str, clock: Callable[[], float]) -> None:
+        self._title = title
+        self._clock = clock
+        self._began = clock()
+        self._shown = -math.inf
+        self._line = ProgressLine()
+
+    def show(self, done: int, total: int) -> None:
+        """Tell that so many bytes of so many are done; shown some times a second at most."""
+        now = self._clock()
+        if now - self._shown < _SHOWN_EVERY_SECONDS:
+            return
+        self._shown = now
+        share = min(done / total, 1.0) if total else 1.0
+        filled = round(share * _BAR_CELLS)
+        rate = done / max(now - self._began, 1e-9)
+        left = format_age((total - done) / rate) if rate and done < total else "0 s"
+        bar = "#" * filled + "." * (_BAR_CELLS - filled)
+        self._line.show(
+            f"{self._title} [{bar}] {share:.0%} of {format_bytes(total)}, {format_bytes(rate)}/s, {left} left"
+        )
+
+    def clear(self) -> None:
+        """Leave the line empty for what comes next."""
+        self._line.clear()
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:

@@ -102,9 +102,7 @@ def _copy_history(source: Storage, destination: Storage) -> None:
     destination.make_folder(layout.CHECKPOINTS)
     destination.make_folder(layout.TERMS)
     marks = [
-        f"{layout.TERMS}/{name}"
-        for name in source.names(layout.TERMS)
-        if name.startswith("committed-") and not name.endswith(layout.TEMPORARY_SUFFIX)
+        f"{layout.TERMS}/{name}" for name in source.names(layout.TERMS) if layout.parse_commit_mark(name) is not None
     ]
     # Marks first: a destination that has the newest ticket alone would pass for a run that never saved anything.
     # Tickets in their order: a later one without an earlier one would let superseded checkpoints count again.

@@ -7,7 +7,7 @@ import typer
 from trainerd.daemon.commands.operands import StorageOptions
 
 if TYPE_CHECKING:
-    from trainerd.checkpoint.reader import CheckpointInfo
+    from trainerd.checkpoint.listing import CheckpointInfo
 
 
 def list_run(
@@ -16,7 +16,7 @@ def list_run(
     storage_options: StorageOptions = [],  # noqa: B006 # typer makes a new one
 ) -> None:
     """Show the checkpoints of a run, newest last, without reading their data."""
-    from trainerd.checkpoint.reader import list_checkpoints
+    from trainerd.checkpoint.listing import list_checkpoints
     from trainerd.daemon import console
     from trainerd.daemon.commands.operands import open_run
 

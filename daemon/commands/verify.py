@@ -1,11 +1,15 @@
-"""`trainerd verify`: read everything, compare every hash."""
+"""`trainerd verify`: every byte of a run against its hash."""
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainerd.daemon.commands.operands import StorageOptions
 from trainerd.daemon.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from trainerd.checkpoint.listing import CheckpointInfo
 
 
 def verify_run(
@@ -15,26 +19,23 @@ def verify_run(
 ) -> None:
     """Check every byte of a run's checkpoints against its hash; exit 65 when damage was found."""
     from trainerd.checkpoint.errors import RunDamaged
-    from trainerd.checkpoint.reader import read_step, verify_checkpoints
+    from trainerd.checkpoint.reader import read_step
+    from trainerd.checkpoint.verifying import verify_checkpoints
     from trainerd.daemon import console
     from trainerd.daemon.commands.list import report_json, report_table
     from trainerd.daemon.commands.operands import open_run, split_operand
 
     directory, step = split_operand(operand)
     storage = open_run(directory, storage_options)
-    progress = console.ProgressLine()
-    progress.show(f"verifying {operand} ...")
-    found = []
+    bar = console.ProgressBar(f"verifying {operand}", time.monotonic)
     try:
-        for info in verify_checkpoints(storage, step):
-            found.append(info)
-            progress.show(f"verifying {operand}: {len(found)} done, last step {info.step} {info.state} ...")
+        found = list(verify_checkpoints(storage, step, bar.show))
     except RunDamaged as damage:
-        progress.clear()
+        bar.clear()
         console.fail(str(damage))
         raise typer.Exit(ExitCode.DAMAGE_FOUND) from None
     finally:
-        progress.clear()
+        bar.clear()
     if step is not None and not found:
         read_step(storage, step)  # raises NoCheckpoint, which names the steps there are
 
@@ -45,7 +46,19 @@ def verify_run(
         console.write(f"{directory}: no checkpoint has been committed yet, so there is nothing to verify.")
     else:
         whole = sum(info.state == "valid" for info in found)
-        verdict = f"{len(damaged)} damaged" if damaged else "no damage found"
-        console.write(f"{report_table(found)}\n{whole} valid, {verdict}.")
+        verdict = f"{len(damaged)} damaged. {_way_out(directory, found)}" if damaged else "no damage found."
+        console.write(f"{report_table(found)}\n{whole} valid, {verdict}")
     if damaged:
         raise typer.Exit(ExitCode.DAMAGE_FOUND)
+
+
+def _way_out(directory: str, found: "list[CheckpointInfo]") -> str:
+    newest = max((info.step for info in found if info.state == "damaged"), default=0)
+    whole = max((info.step for info in found if info.state == "valid"), default=None)
+    if whole is None:
+        cost = "Nothing that was looked at could be resumed from"
+    elif whole < newest:
+        cost = f"A resume goes back to step {whole}, {newest - whole} steps before the newest damaged one"
+    else:
+        cost = f"A resume takes step {whole}, which is whole"
+    return f"{cost}. `trainerd repair {directory}` moves what is damaged aside."

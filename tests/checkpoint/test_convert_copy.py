@@ -10,7 +10,7 @@ import torch
 from support.faults import CRASHED, CrashingStorage, CrashingSystem, in_child
 from support.states import assert_same
 
-from trainerd.checkpoint import copy_run, durable, open_storage, reader, terms
+from trainerd.checkpoint import copy_run, durable, listing, open_storage, reader, terms, verifying
 from trainerd.checkpoint.convert.errors import NotConverted
 from trainerd.checkpoint.errors import NoCheckpoint, RunOwned
 from trainerd.checkpoint.ownership import RunOwner
@@ -70,13 +70,13 @@ def test_a_copy_lacks_something_or_tells_another_history(source, tmp_path):
     assert resumable(copy) == COUNTING
     assert terms.read_tickets(copy) == terms.read_tickets(source)
     assert terms.read_run(copy) == terms.read_run(source)
-    of_source = [info for info in reader.list_checkpoints(source) if info.state == "valid"]
+    of_source = [info for info in listing.list_checkpoints(source) if info.state == "valid"]
     # A copy's checkpoints share no files, so each has all its bytes for itself.
-    assert [replace(info, unique_bytes=0) for info in reader.list_checkpoints(copy)] == [
+    assert [replace(info, unique_bytes=0) for info in listing.list_checkpoints(copy)] == [
         replace(info, unique_bytes=0) for info in of_source
     ]
     assert next(info for info in of_source if info.step == 10).pinned
-    assert all(info.state == "valid" for info in reader.verify_checkpoints(copy))
+    assert all(info.state == "valid" for info in verifying.verify_checkpoints(copy))
 
 
 def test_a_file_is_larger_than_the_destination_takes(source, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from trainerd.checkpoint import reader, terms
+from trainerd.checkpoint import reader, terms, verifying
 from trainerd.checkpoint.chunk_reader import read_chunks, reads_of
 from trainerd.checkpoint.errors import Damaged, RunDamaged
 from trainerd.checkpoint.ownership import RunOwner
@@ -108,7 +108,7 @@ def test_ten_thousand_flipped_bytes_of_data_are_all_noticed(tmp_path):
             with pytest.raises(Damaged, match="does not match its hash"):
                 read_chunks(storage, manifest.name, reads_of(manifest, {tensor_at[position]: room}))
             os.pwrite(file.fileno(), bytes([whole]), position)
-    assert [info.state for info in reader.verify_checkpoints(storage)] == ["valid"]
+    assert [info.state for info in verifying.verify_checkpoints(storage)] == ["valid"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_damaged_ticket_stops_instead_of_guessing_the_lineage(run):
     whole = ticket.read_bytes()
     for position in range(len(whole)):
         ticket.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
-        for look in (reader.newest_step, lambda storage: list(reader.verify_checkpoints(storage))):
+        for look in (reader.newest_step, lambda storage: list(verifying.verify_checkpoints(storage))):
             with pytest.raises(RunDamaged, match=r"terms/000001\.json"):
                 look(storage)
     ticket.write_bytes(whole)

@@ -12,7 +12,7 @@ import xxhash
 from support.command_line import trainerd
 from support.forged_runs import NAME, body_of, make_run, seal
 
-from trainerd.checkpoint import codec, envelope, manifest, nodes, reader, terms
+from trainerd.checkpoint import codec, envelope, listing, manifest, nodes, reader, terms
 from trainerd.checkpoint.errors import CheckpointError, Damaged, MissingClass, RunDamaged, UndecodableState
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
@@ -421,7 +421,7 @@ def test_a_ticket_that_lies_stops_instead_of_guessing_the_lineage(run, change):
     path = "terms/000001.json"
     seal(run, json.loads((run / path).read_bytes())["body"] | change, path)
     storage = open_storage(str(run))
-    for look in (CheckpointStore(storage).load, lambda: reader.list_checkpoints(storage)):
+    for look in (CheckpointStore(storage).load, lambda: listing.list_checkpoints(storage)):
         with pytest.raises(RunDamaged, match=r"000001\.json"):
             look()
 

@@ -19,8 +19,9 @@ from support.runs import eventually
 
 from trainerd.checkpoint import alive, envelope
 from trainerd.checkpoint.errors import FormatTooNew, RunOwned, StorageUnusable, TakenOver
+from trainerd.checkpoint.listing import list_checkpoints
 from trainerd.checkpoint.ownership import RunOwner
-from trainerd.checkpoint.reader import list_checkpoints, newest_step
+from trainerd.checkpoint.reader import newest_step
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.terms import read_tickets
 

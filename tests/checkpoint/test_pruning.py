@@ -11,7 +11,7 @@ import torch
 from support.faults import CRASHED, CrashingStorage, in_child
 from support.states import assert_same
 
-from trainerd.checkpoint import envelope, reader
+from trainerd.checkpoint import envelope, listing, reader
 from trainerd.checkpoint.errors import StorageUnusable
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.manifest import parse_manifest
@@ -214,7 +214,7 @@ def test_an_heir_that_begins_in_the_middle_stops_the_prune(run):
 
     assert Pruner(HeirAtTheFirstDeletion()).prune(LAST, term=1).goes == (name(1),)
     assert len(data_files(storage)) == 4, "no data goes after that"
-    assert [info.step for info in reader.list_checkpoints(storage)] == [2, 3, 4]
+    assert [info.step for info in listing.list_checkpoints(storage)] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

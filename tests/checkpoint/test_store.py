@@ -14,7 +14,7 @@ import torch
 import xxhash
 from support.states import assert_same
 
-from trainerd.checkpoint import codec, envelope, layout, reader, terms, writer
+from trainerd.checkpoint import codec, envelope, layout, listing, reader, terms, verifying, writer
 from trainerd.checkpoint.errors import (
     Damaged,
     FormatTooNew,
@@ -93,7 +93,7 @@ def test_large_tensors_are_cut_into_files_and_come_back(run):
     assert all(entry.bytes - entry.header_bytes <= 100 for entry in manifest.files.values())
     assert len(manifest.tensors["deep"].chunks) > 6
     assert_same(CheckpointStore(storage).load().state, state)
-    assert [info.state for info in reader.verify_checkpoints(storage)] == ["valid"]
+    assert [info.state for info in verifying.verify_checkpoints(storage)] == ["valid"]
 
 
 def test_a_second_attempt_at_a_step_takes_new_file_names(run):
@@ -372,7 +372,7 @@ def test_checkpoints_that_are_away_for_a_while_are_never_disowned(run, loss):
             look()
     if loss != "content":
         with pytest.raises(StorageUnusable, match="mounted"):
-            reader.list_checkpoints(storage)
+            listing.list_checkpoints(storage)
         with pytest.raises(StorageUnusable, match="mounted"):
             owner.ensure_term(0)
     if loss == "link":

@@ -13,9 +13,10 @@ from support.runs import Run, write_target
 
 from trainerd.checkpoint import envelope
 from trainerd.checkpoint.layout import CheckpointName
+from trainerd.checkpoint.listing import list_checkpoints
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.pruning import Pruner
-from trainerd.checkpoint.reader import list_checkpoints, read_manifest
+from trainerd.checkpoint.reader import read_manifest
 from trainerd.checkpoint.retention import Keep
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore

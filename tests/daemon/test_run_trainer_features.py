@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.runs import TINY, TRAINERD, Run, final_state, write_target
 
-from trainerd.checkpoint.reader import list_checkpoints
+from trainerd.checkpoint.listing import list_checkpoints
 from trainerd.checkpoint.storage import open_storage
 
 FEATURES = """

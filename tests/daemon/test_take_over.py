@@ -13,7 +13,8 @@ from support.runs import TINY, Run, eventually, is_alive, write_target
 from support.states import assert_same
 
 from trainerd.checkpoint import alive, envelope
-from trainerd.checkpoint.reader import list_checkpoints, newest_step
+from trainerd.checkpoint.listing import list_checkpoints
+from trainerd.checkpoint.reader import newest_step
 from trainerd.checkpoint.storage import open_storage
 from trainerd.checkpoint.store import CheckpointStore
 from trainerd.checkpoint.terms import read_tickets
