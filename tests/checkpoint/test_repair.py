@@ -195,7 +195,7 @@ def test_a_repair_that_dies_can_be_done_again(run, tmp_path, after):
         assert before <= set(contents(copy))
         # An empty folder may stay behind; the next prune takes it.
         assert [found for found in states(copy) if found != (2, "incomplete")] == [(1, "valid"), (3, "valid")]
-        assert not [path for path in (copy / "checkpoints").rglob("step-000000002.t1/*")]
+        assert not list((copy / "checkpoints").rglob("step-000000002.t1/*"))
         shutil.rmtree(copy)
         if status == 0:
             break
