@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,10 @@ class CheckpointStore:
         if step is not None and not any(info.step == step for info in self.list()):
             raise NoCheckpoint(f"{self._storage.url} has no checkpoint of step {step}.")
         return verifying.verify_checkpoints(self._storage, step)
+
+    def distrust(self, paths: Iterable[str]) -> None:
+        """Never refer to these data files (paths in the run) again: they were found damaged."""
+        self._distrusted.update(paths)
 
     def prune(self, *, dry_run: bool = False) -> Sequence[str]:
         """Delete what the retention rules do not want and the debris of failed saves; return the names that went.

@@ -5,17 +5,19 @@ from typing import NewType
 
 import msgspec
 
-from trainerd.checkpoint.words import duration_in_words, steps_in_words
+from trainerd.checkpoint.words import bytes_in_words, duration_in_words, steps_in_words
 
 Seconds = NewType("Seconds", float)
 Steps = NewType("Steps", int)
 Bytes = NewType("Bytes", int)
+BytesPerHour = NewType("BytesPerHour", int)
 
 DURATION_FORM = 'a duration such as "10 s", "5 min" or "2 h"'
 STEPS_FORM = 'a number of steps such as "500 steps"'
 SPACING_FORM = f"{STEPS_FORM}, or {DURATION_FORM}"
 INTERVAL_FORM = f'"auto", {SPACING_FORM}'
 BYTES_FORM = 'an amount of bytes such as "200 GB", "1.5 TB" or "64 MiB"'
+BYTES_PER_HOUR_FORM = '"off", or an amount of bytes for each hour such as "4 GB/h"'
 
 _UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600}
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d+)?) *(s|min|h)")
@@ -100,3 +102,18 @@ def parse_bytes(text: str) -> Bytes:
     if count < 1:
         raise ValueError(f"expected {BYTES_FORM}, above zero")
     return Bytes(count)
+
+
+def parse_bytes_per_hour(text: str) -> BytesPerHour:
+    """The number of bytes of `"4 GB/h"`, 0 for `"off"`; ValueError otherwise."""
+    if text.strip() == "off":
+        return BytesPerHour(0)
+    amount, slash, hour = text.partition("/")
+    if not slash or hour.strip() != "h" or not _BYTES.fullmatch(amount.strip()):
+        raise ValueError(f"expected {BYTES_PER_HOUR_FORM}")
+    return BytesPerHour(parse_bytes(amount))
+
+
+def bytes_per_hour_in_words(count: int) -> str:
+    """`4 GB/h`, or `off`."""
+    return f"{bytes_in_words(count)}/h" if count else "off"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing
+from trainerd.daemon.durations import Bytes, BytesPerHour, Interval, Seconds, Spacing
 from trainerd.trainer.mismatch import OnMismatch
 
 
@@ -48,6 +48,10 @@ class CheckpointTable(msgspec.Struct, frozen=True, kw_only=True):
         OnMismatch,
         Meta(description="where checkpoint and code differ: error, warn, saved or code; or a table of these"),
     ] = OnMismatch({"default": "error"})
+    scrub_bytes_per_hour: Annotated[
+        BytesPerHour,
+        Meta(description="how much of what is stored is read again each hour, to find damage early"),
+    ] = field(name="scrub", default=BytesPerHour(4_000_000_000))
     keep: Annotated[KeepTable, Meta(description="which checkpoints stay; the others are deleted after a save")] = (
         KeepTable()
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from trainerd.checkpoint.words import bytes_in_words, duration_in_words
 from trainerd.daemon import durations
-from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing
+from trainerd.daemon.durations import Bytes, BytesPerHour, Interval, Seconds, Spacing
 from trainerd.daemon.job import Job
 from trainerd.daemon.job_errors import Place
 from trainerd.daemon.near_names import nearest
@@ -107,6 +107,7 @@ def read(key: Key, value: object, place: Place) -> Any:
         Spacing: (durations.parse_spacing, durations.SPACING_FORM),
         Interval: (durations.parse_interval, durations.INTERVAL_FORM),
         Bytes: (durations.parse_bytes, durations.BYTES_FORM),
+        BytesPerHour: (durations.parse_bytes_per_hour, durations.BYTES_PER_HOUR_FORM),
     }[key.kind]
     if not isinstance(value, str):
         raise place.error(value, f"expected {form}, in quotes.")
@@ -118,7 +119,11 @@ def read(key: Key, value: object, place: Place) -> Any:
 
 def as_text(kind: Any, value: Any) -> str:
     """A value of this kind as a person writes it in a flag."""
-    in_words = {Seconds: duration_in_words, Bytes: bytes_in_words}
+    in_words = {
+        Seconds: duration_in_words,
+        Bytes: bytes_in_words,
+        BytesPerHour: durations.bytes_per_hour_in_words,
+    }
     return in_words.get(kind, str)(value)
 
 

@@ -1,6 +1,7 @@
 """Whoever keeps the run on behalf of a worker: the daemon that started it, or the process itself."""
 
 import logging
+import select
 import socket
 import sys
 from typing import Protocol
@@ -10,6 +11,7 @@ from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.messages import (
     Begin,
     DaemonMessage,
+    Distrust,
     Failed,
     Finished,
     Ready,
@@ -33,13 +35,18 @@ class Keeper(Protocol):
     def tell(self, message: WorkerMessage) -> None:
         """Take note of `message`."""
 
+    def distrusted(self) -> list[str]:
+        """Data files of the run that were found damaged since this was last asked."""
+
 
 class Daemon:
     """The daemon at the other end of a socket."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self._lines = link.makefile("rb")
+        self._distrusted: list[str] = []
+        # Unbuffered, so that select tells whether there is more.
+        self._lines = link.makefile("rb", buffering=0)
 
     def listen(self) -> DaemonMessage:
         """Wait for the daemon's next message; exit if there is no daemon any more."""
@@ -52,6 +59,9 @@ class Daemon:
         """Say that we are ready, and wait until we may train."""
         self.tell(ready)
         answer = self.listen()
+        while isinstance(answer, Distrust):
+            self._distrusted.append(answer.path)
+            answer = self.listen()
         assert isinstance(answer, Begin)
         return answer.term
 
@@ -61,6 +71,15 @@ class Daemon:
             self._link.sendall(encode(message))
         except OSError:  # the daemon is dead; the kernel is about to kill us
             sys.exit(ExitCode.BUDGET_USED_UP)
+
+    def distrusted(self) -> list[str]:
+        """Data files that the daemon has found damaged."""
+        while select.select([self._link], [], [], 0)[0]:
+            message = self.listen()
+            assert isinstance(message, Distrust)
+            self._distrusted.append(message.path)
+        told, self._distrusted = self._distrusted, []
+        return told
 
 
 class Ourselves:
@@ -74,6 +93,10 @@ class Ourselves:
         for reason in ready.skipped:
             logger.warning("passed over a newer checkpoint: %s", reason)
         return self._owner.ensure_term(ready.step)
+
+    def distrusted(self) -> list[str]:
+        """Nothing: nobody looks beside us."""
+        return []
 
     def tell(self, message: WorkerMessage) -> None:
         """Log what a daemon would show."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from trainerd.daemon.job import Job
-from trainerd.daemon.messages import Begin, DaemonMessage, Start, WorkerMessage, decode_worker, encode
+from trainerd.daemon.messages import Begin, DaemonMessage, Distrust, Start, WorkerMessage, decode_worker, encode
 from trainerd.daemon.output import STDERR, STDOUT, LineGate, Output
 from trainerd.daemon.process_tree import Process, descendants, kill_and_reap, reap_orphans, signal_all
 from trainerd.daemon.signals import hold_stop_signals
@@ -81,6 +81,10 @@ class Worker:
     def begin(self, term: int) -> None:
         """Tell the worker to train."""
         self._send(Begin(term))
+
+    def distrust(self, path: str) -> None:
+        """Tell the worker that a data file of the run is damaged."""
+        self._send(Distrust(path))
 
     def reap_orphans(self) -> None:
         """Collect processes that the worker has left behind dead."""

@@ -26,6 +26,12 @@ class Begin(Message, frozen=True):
     term: int
 
 
+class Distrust(Message, frozen=True):
+    """daemon: this data file of the run is damaged; save anew what would be referred to in it."""
+
+    path: str
+
+
 class Ready(Message, frozen=True):
     """worker: built, loaded and checked; `source` "" is a start at step 0, `reason` why the grade is not higher."""
 
@@ -74,7 +80,7 @@ class Failed(Message, frozen=True):
 
 LastWord = Finished | Stopped | Failed
 WorkerMessage = Ready | Saved | SaveFailed | LastWord
-DaemonMessage = Start | Begin
+DaemonMessage = Start | Begin | Distrust
 
 _encoder = msgspec.json.Encoder()
 _from_worker: msgspec.json.Decoder[Any] = msgspec.json.Decoder(WorkerMessage)

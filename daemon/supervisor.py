@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from trainerd.checkpoint.ownership import RunOwner
+from trainerd.checkpoint.scrub import Scrubber
+from trainerd.checkpoint.storage import open_storage
 from trainerd.daemon.attempt import Attempt
 from trainerd.daemon.claim import Claim, claimed
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import Job
-from trainerd.daemon.launcher import launch
+from trainerd.daemon.launcher import Worker, launch
 from trainerd.daemon.output import Output
 from trainerd.daemon.process_tree import Process, become_subreaper
 from trainerd.daemon.progress import Progress, short_time
@@ -53,6 +56,8 @@ class Supervisor:
         self._survivors: list[Process] = []
         self._started_at = time.monotonic()
         self._news = asyncio.Event()
+        self._worker: Worker | None = None
+        self._damaged: list[str] = []
 
     async def run(self) -> int:
         """Start workers until one of them brings the run to its end; return the exit code."""
@@ -60,6 +65,10 @@ class Supervisor:
             return self._end(End(ExitCode.FINISHED, self._claim.nothing_to_do))
         owner = self._claim.owner
         self._stop.on_ask = owner.on_lost = self._waker()
+        with self._scrubbing():
+            return await self._train(owner)
+
+    async def _train(self, owner: RunOwner) -> int:
         while not self._stop.asked and not owner.lost:
             incident = await self._one_worker()
             jitter = random.random()  # noqa: S311 # nobody must be unable to guess it
@@ -80,6 +89,9 @@ class Supervisor:
         except OSError as error:
             return Incident(Cause.CRASH, self._history.durable_step, f"no worker could be started: {error}")
         worker.attend(self._news.set)
+        self._worker = worker
+        for path in self._damaged:
+            worker.distrust(path)
         self._progress.event(f"worker {worker.pid} started")
         attempt = Attempt(
             worker,
@@ -91,6 +103,7 @@ class Supervisor:
             restarts=self._workers - 1,
         )
         incident = replace(await attempt.follow(self._next_news), first_start=self._workers == 1)
+        self._worker = None
         self._survivors = attempt.survivors
         if attempt.resumed_from is not None:
             # Its term has begun: what this run has saved from now on counts, and the next worker resumes from it.
@@ -108,6 +121,32 @@ class Supervisor:
         until = time.monotonic() + restart.delay_seconds
         while not self._stop.asked and not self._claim.owner.lost and (left := until - time.monotonic()) > 0:
             await self._next_news(left)
+
+    @contextlib.contextmanager
+    def _scrubbing(self) -> Iterator[None]:
+        """Look for damage in what is stored, beside the training, as long as the block runs."""
+        bytes_per_hour = self._job.checkpoint.scrub_bytes_per_hour
+        if not bytes_per_hour:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def found(path: str, text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self._tell_of_damage, path, text)
+
+        scrubber = Scrubber(open_storage(self._job.dir, self._job.storage), bytes_per_hour, found)
+        scrubber.start()
+        try:
+            yield
+        finally:
+            scrubber.stop()
+
+    def _tell_of_damage(self, path: str, text: str) -> None:
+        self._progress.event(f"DAMAGE: {text}")
+        self._damaged.append(path)
+        if self._worker is not None:
+            self._worker.distrust(path)
 
     def _waker(self) -> Callable[[], None]:
         loop = asyncio.get_running_loop()

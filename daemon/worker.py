@@ -161,6 +161,7 @@ def _session(job: Job, page: StatusPage, store: "CheckpointStore", keeper: Keepe
         resumed_from=ready.source,
         every=job.checkpoint.every,
         saved_step=ready.step,
+        distrusted=keeper.distrusted,
         last_save_delays=tuple(backoff_seconds(n, job.restart, jitter=1.0) for n in range(1, LAST_SAVE_TRIES)),
     )
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from trainerd.checkpoint.errors import StorageUnusable
@@ -24,7 +24,8 @@ class WorkerSession:
     """Saves when due, at the end, and before a stop; `tell` receives what the daemon should know.
 
     `resumed_from` is where the loaded state came from, "" for none. `last_save_delays` are the seconds to wait between
-    tries of a save that no later one can make up for.
+    tries of a save that no later one can make up for; `distrusted` gives data files that were found damaged since it
+    was last asked.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class WorkerSession:
         every: Interval,
         saved_step: int,
         last_save_delays: tuple[float, ...],
+        distrusted: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self.mark = page.mark
         self.last_error = ""
@@ -47,6 +49,7 @@ class WorkerSession:
         self._every = every
         self._record = SaveRecord(saved_step, tried_at=time.monotonic())
         self._last_save_delays = last_save_delays
+        self._distrusted = distrusted
 
     @property
     def saved_step(self) -> int:
@@ -92,6 +95,7 @@ class WorkerSession:
         step = trainer.step
         with trainer.phase("save"):
             try:
+                self._store.distrust(self._distrusted())
                 state = trainer.checkpoint_state()
                 metrics = {name: value for name, (value, _) in trainer.storage.latest().items()}
                 saved = self._store.save(step, state, pinned=trainer.pinned_steps(), metrics=metrics)

@@ -5,7 +5,7 @@ import typing
 from pathlib import Path
 
 from trainerd.daemon import durations
-from trainerd.daemon.durations import Bytes, Interval, Seconds, Spacing, Steps
+from trainerd.daemon.durations import Bytes, BytesPerHour, Interval, Seconds, Spacing, Steps
 from trainerd.daemon.exit_codes import ExitCode
 from trainerd.daemon.job import CheckpointTable, Job, KeepTable
 from trainerd.daemon.job_file import build_job
@@ -25,6 +25,7 @@ def table_rows(document, heading):
 def test_the_key_table_lists_every_key_with_flag_default_and_meaning():
     """In the order of the structs."""
     values = {str: ("path", "target", "scalar"), int: ("whole number",), dict: ("table",), Bytes: ("bytes",)}
+    values |= {BytesPerHour: ("bytes per hour",)}
     values |= {
         Seconds: ("duration",),
         Interval: ("interval",),
