@@ -4,14 +4,16 @@ After a restart the resumed step is never older than the last one reported commi
 outlives the next save.
 """
 
+import contextlib
 import itertools
 import os
 
 import pytest
 import torch
-from support.faults import CRASHED, FaultyStorage, in_child
+from support.faults import CRASHED, FaultyRequests, FaultyStorage, in_child
 from support.states import assert_same
 
+from trainerd.checkpoint import guarantees
 from trainerd.checkpoint.errors import CheckpointError
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
@@ -63,9 +65,29 @@ def run_with_fault(storage, at, fault):
         return status, int.from_bytes(calls.read(), "little"), list(steps.read())
 
 
-def check_restart(url, reported):
+@contextlib.contextmanager
+def reported_steps():
+    """A pipe for the steps of a run in this process."""
+    reading, writing = os.pipe()
+
+    class Steps:
+        def __init__(self):
+            self.writing = writing
+
+        def read(self):
+            os.set_blocking(reading, False)
+            return list(os.read(reading, 100))
+
+    try:
+        yield Steps()
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def check_restart(place, reported):
     """A new daemon resumes from no older step than was reported, then saves once and leaves no debris."""
-    storage = open_storage(url)
+    storage = open_storage(*place)
     owner = RunOwner.acquire(storage)
     store = CheckpointStore(storage, keep=KEEP)
     loaded = store.load()
@@ -84,21 +106,43 @@ def check_restart(url, reported):
     owner.release()
 
 
-# Each fault takes every fifth call, another fifth for each; `make campaign` takes them all.
-STRIDE = 1 if os.environ.get("TRAINERD_FAULTS") == "all" else 5
+# Each fault takes some of the calls, each fault others; `make campaign` takes them all.
+ALL = os.environ.get("TRAINERD_FAULTS") == "all"
+STRIDES = {"local": 1, "s3": 7, "sftp": 7} if ALL else {"local": 5, "s3": 97, "sftp": 97}
 
 
 @pytest.mark.parametrize("fault", FaultyStorage.FAULTS)
-def test_no_fault_of_any_storage_call_loses_a_committed_step(tmp_path, fault):
-    """The calls of the run in turn, on a local disk."""
+@pytest.mark.parametrize("kind", STRIDES)
+def test_no_fault_of_any_storage_call_loses_a_committed_step(servers, kind, fault):
+    """The calls of the run in turn: on a local disk, on an object store that has no rename, and by SFTP."""
+    stride = STRIDES[kind]
     count = 0
-    for at in itertools.count(1 + FaultyStorage.FAULTS.index(fault) % STRIDE, STRIDE):
-        url = str(tmp_path / str(at))
-        status, calls, reported = run_with_fault(open_storage(url), at, fault)
+    for at in itertools.count(1 + FaultyStorage.FAULTS.index(fault) * 9 % stride, stride):
+        place = servers.place(kind)
+        status, calls, reported = run_with_fault(open_storage(*place), at, fault)
         assert status in (0, 1, CRASHED)
-        check_restart(url, reported)
+        check_restart(place, reported)
         if status != CRASHED and calls < at:
             break
         count += 1
-    print(f"{count} calls, {fault}")
-    assert count * STRIDE >= 80
+    print(f"{count} calls, {kind}, {fault}")
+    assert (count + 1) * stride > 80
+
+
+@pytest.mark.parametrize("fault", FaultyRequests.FAULTS)
+def test_a_single_request_that_goes_wrong_is_made_again(servers, fault):
+    """Requests of the run in turn, on S3: each heals, and every step is reported committed."""
+    stride = 3 if ALL else 97
+    count = 0
+    for at in itertools.count(1 + FaultyRequests.FAULTS.index(fault) * 9, stride):
+        place = servers.place("s3")
+        with reported_steps() as committed:
+            storage = FaultyRequests(*place, guarantees.S3, at=at, fault=fault)
+            three_saves_and_two_prunes(storage, committed.writing)
+            assert committed.read() == [1, 2, 3]
+        check_restart(place, [3])
+        if storage.requests < at:
+            break
+        count += 1
+    print(f"{count} requests, {fault}")
+    assert count * stride > 80

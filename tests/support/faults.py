@@ -8,6 +8,8 @@ import time
 import traceback
 
 from trainerd.checkpoint.errors import StorageUnusable
+from trainerd.checkpoint.patience import Patience
+from trainerd.checkpoint.remote_storage import RemoteStorage
 
 CRASHED = 66
 
@@ -131,3 +133,35 @@ class FaultyStorage:
             with contextlib.suppress(FileExistsError):
                 return operation(*args, **kwargs)
         return result
+
+
+class FaultyRequests(RemoteStorage):
+    """A real server's storage, whose k-th request (from 1) goes wrong in one of the ways of FAULTS."""
+
+    FAULTS = ("refused", "answer lost", "duplicated", "late")
+
+    def __init__(self, url, options, guarantees, *, at, fault):
+        super().__init__(url, options, guarantees, Patience(first_wait_seconds=0.01, longest_wait_seconds=0.02))
+        self._at = at
+        self._fault = fault
+        self._late = None
+        self.requests = 0
+
+    def _call(self, method, *args, **kwargs):
+        self.requests += 1
+        if self._late is not None:
+            # What had been given up arrives after all, when its sender has already tried again.
+            late, self._late = self._late, None
+            answer = super()._call(method, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                super()._call(*late[0], **late[1])
+            return answer
+        if self.requests != self._at:
+            return super()._call(method, *args, **kwargs)
+        if self._fault == "late":
+            self._late = ((method, *args), kwargs)
+        elif self._fault != "refused":
+            answer = super()._call(method, *args, **kwargs)
+            if self._fault == "duplicated":
+                return super()._call(method, *args, **kwargs)
+        raise ConnectionResetError(errno.ECONNRESET, "a fault of the test")
