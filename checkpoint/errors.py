@@ -181,7 +181,13 @@ def _hint_by_kind(cause: Exception) -> str:
     """Libraries raise these without a number."""
     if isinstance(cause, FileNotFoundError) or type(cause).__name__ == "ResourceNotFoundError":
         return "Is the bucket, container or folder there? Make it and start again"
-    if isinstance(cause, PermissionError) or "redential" in type(cause).__name__ or "uth" in type(cause).__name__:
+    denied = getattr(cause, "status_code", None) in {401, 403}
+    if (
+        denied
+        or isinstance(cause, PermissionError)
+        or "redential" in type(cause).__name__
+        or "uth" in type(cause).__name__
+    ):
         return "Check the credentials and what they allow; docs/storage.md says where they come from"
     if isinstance(cause, ImportError | TypeError | ValueError):
         return "Check the run URL and its options: docs/storage.md"

@@ -39,6 +39,8 @@ _FINAL_NAMES = frozenset(
         "ResourceNotFoundError",
     }
 )
+# Timeout, conflict, precondition, range, too early, too many.
+_OF_THE_MOMENT = frozenset({408, 409, 412, 416, 425, 429})
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,13 @@ class Patience:
 def may_pass(error: Exception) -> bool:
     """Whether a request that failed in this way may succeed when it is made again."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return not isinstance(error, _FINAL) and not kinds & _FINAL_NAMES
+    return not isinstance(error, _FINAL) and not kinds & _FINAL_NAMES and not _is_refusal(error)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a server said by its HTTP status that the request itself is wrong, and not the moment."""
+    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in _OF_THE_MOMENT
 
 
 def reason(error: BaseException) -> str:
