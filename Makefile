@@ -38,7 +38,7 @@ demo: $(STAMP) ## train a small GPT while it is killed again and again, and comp
 	@$(BIN)/python examples/char_gpt/demo.py
 
 test: $(STAMP) ## run the tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(STAMP) ## lint, types, import rules
 	@$(BIN)/ruff check .
