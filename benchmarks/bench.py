@@ -7,10 +7,17 @@ import sys
 
 import inspection
 import loop
+import many
 import remote
 import storing
 
-BENCHMARKS = {"storing": storing.main, "remote": remote.main, "loop": loop.main, "inspection": inspection.main}
+BENCHMARKS = {
+    "storing": storing.main,
+    "remote": remote.main,
+    "many": many.main,
+    "loop": loop.main,
+    "inspection": inspection.main,
+}
 
 
 def main():
