@@ -172,9 +172,14 @@ class StorageUnusable(CheckpointError):
         self.errno = (cause.errno if isinstance(cause, OSError) else None) or 0
         self.place = place
         number = self.errno if self.errno in _HINTS or not str(cause) else 0
-        reason = os.strerror(number) if number else " ".join(f"{type(cause).__name__}: {cause}".split())
+        reason = os.strerror(number) if number else _in_one_line(cause)
         hint = _HINTS.get(self.errno) or _hint_by_kind(cause)
         super().__init__(f"Cannot {action} {place}: {reason}. {hint}. Nothing that was saved is lost.")
+
+
+def _in_one_line(cause: Exception) -> str:
+    text = " ".join(str(cause).split())
+    return "no answer in time" if isinstance(cause, TimeoutError) else f"{type(cause).__name__}: {text}"
 
 
 def _hint_by_kind(cause: Exception) -> str:
@@ -189,6 +194,8 @@ def _hint_by_kind(cause: Exception) -> str:
         or "uth" in type(cause).__name__
     ):
         return "Check the credentials and what they allow; docs/storage.md says where they come from"
+    if isinstance(cause, TimeoutError):
+        return "Is it reachable from here, and are there credentials for it? Then start again"
     if isinstance(cause, ImportError | TypeError | ValueError):
         return "Check the run URL and its options: docs/storage.md"
     return "Check the storage and start again"

@@ -76,6 +76,16 @@ class UnknownScheme(CheckpointError):
         )
 
 
+class IncompleteURL(CheckpointError):
+    """A run URL that ends before it names a place."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url} names no place: give a bucket, container or host and a path, as in s3://bucket/runs/a "
+            f"(docs/storage.md)."
+        )
+
+
 class MissingPackage(CheckpointError):
     """The package that talks to a backend is not installed."""
 
@@ -114,6 +124,8 @@ def open_storage(url: str, options: Mapping[str, Any] | None = None) -> Storage:
     backend = _BACKENDS.get(_OTHER_NAMES.get(scheme, scheme))
     if backend is None:
         raise UnknownScheme(url, scheme)
+    if not rest.strip("/"):
+        raise IncompleteURL(url)
     try:
         import_module(backend.module)
     except ImportError as error:

@@ -24,7 +24,7 @@ from trainerd.checkpoint.errors import (
 )
 from trainerd.checkpoint.ownership import RunOwner
 from trainerd.checkpoint.retention import Keep
-from trainerd.checkpoint.storage import UnknownScheme, open_storage
+from trainerd.checkpoint.storage import IncompleteURL, UnknownScheme, open_storage
 from trainerd.checkpoint.store import CheckpointStore
 
 
@@ -309,6 +309,13 @@ def test_unknown_schemes_are_refused_by_name():
     """No run folder called `s3:` appears in the current directory."""
     with pytest.raises(UnknownScheme, match="gopher"):
         open_storage("gopher://bucket/run")
+
+
+@pytest.mark.parametrize("url", ["s3://", "gs:///", "sftp://", "memory://"])
+def test_a_url_that_names_no_place_is_refused(url):
+    """Before a library makes something of it."""
+    with pytest.raises(IncompleteURL, match="names no place"):
+        open_storage(url)
 
 
 def test_a_run_folder_that_cannot_be_is_one_paragraph(tmp_path):
