@@ -51,7 +51,6 @@ fix: $(STAMP) ## let ruff mend what it can
 	@$(BIN)/ruff format .
 
 bench: $(STAMP) ## measure, side by side with the floor and the peers (BENCH="loop" for one)
-	@$(BIN)/python -c 'import lightning' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt lightning
 	@$(BIN)/python benchmarks/bench.py $(BENCH)
 
 campaign: $(STAMP) ## kill a training 500 times, every fault of every storage call, every combination of parts (an hour)

@@ -1,7 +1,12 @@
 """What several rooms' tests share."""
 
+import signal
+
 import pytest
 from support.servers import Servers
+
+# Who is started in the background ignores SIGINT, and so would every process that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -264,7 +264,7 @@ def test_a_save_whose_commit_may_still_appear_keeps_its_files(run):
     slow = CommitOnItsWay()
     store = CheckpointStore(slow, term=owner.ensure_term(0), keep=ALL)
     store.save(1, state_of(1))
-    with pytest.raises(StorageUnusable, match="timed out"):
+    with pytest.raises(StorageUnusable, match="no answer in time"):
         store.save(2, state_of(2))
     store.save(3, state_of(3))
     storage.create(name(2).manifest, slow.late)
