@@ -64,7 +64,6 @@ def read_newest(storage: Storage) -> Manifest | None:
     skipped: list[str] = []
     for manifest in valid_manifests(storage, skipped):
         return manifest
-    refuse_fresh_start(storage, skipped)
     return None
 
 
@@ -101,7 +100,12 @@ def candidates(storage: Storage) -> Iterator[CheckpointName]:
 
 
 def valid_manifests(storage: Storage, skipped: list[str]) -> Iterator[Manifest]:
-    """Manifests that a resume may take, best first, each read when it is asked for; `skipped` gets why others not."""
+    """Manifests that a resume may take, best first, each read when it is asked for; `skipped` gets why others not.
+
+    NoCheckpoint when none is left though something that counts was once committed: that is never a fresh start.
+    """
+    # Asked before the listing, so that what is committed in between is no contradiction.
+    once = committed_once(storage)
     for name in candidates(storage):
         try:
             yield read_manifest(storage, name)
@@ -109,11 +113,6 @@ def valid_manifests(storage: Storage, skipped: list[str]) -> Iterator[Manifest]:
             continue
         except Damaged as damage:
             skipped.append(str(damage))
-
-
-def refuse_fresh_start(storage: Storage, skipped: list[str]) -> None:
-    """Raise NoCheckpoint if something that counts was once committed: what could be read of it is in `skipped`."""
-    once = committed_once(storage)
     if not skipped and not once:
         return
     found = " ".join(skipped) or f"{once}, but no checkpoint is there any more."

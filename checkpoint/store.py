@@ -109,7 +109,6 @@ class CheckpointStore:
                 return self._load(manifest, into, tuple(skipped))
             except Damaged as damage:
                 skipped.append(str(damage))
-        reader.refuse_fresh_start(self._storage, skipped)
         return None
 
     def open(self, step: int | None = None) -> LazyState:

@@ -8,7 +8,7 @@ from trainerd.checkpoint.errors import Damaged
 from trainerd.checkpoint.layout import CheckpointName
 from trainerd.checkpoint.listing import CheckpointInfo, list_checkpoints
 from trainerd.checkpoint.manifest import Manifest
-from trainerd.checkpoint.reader import read_manifest, refuse_fresh_start, valid_manifests, verify_headers
+from trainerd.checkpoint.reader import read_manifest, valid_manifests, verify_headers
 from trainerd.checkpoint.storage import Storage
 from trainerd.checkpoint.terms import read_run
 
@@ -71,7 +71,6 @@ def newest_whole_step(storage: Storage) -> int | None:
             return verifier.verify(manifest.name).step
         except Damaged as damage:
             skipped.append(str(damage))
-    refuse_fresh_start(storage, skipped)
     return None
 
 

@@ -311,6 +311,27 @@ def test_unknown_schemes_are_refused_by_name():
         open_storage("gopher://bucket/run")
 
 
+def test_a_first_commit_while_somebody_looks_is_no_loss(run):
+    """It comes between the listing and whatever is asked next: the one who looks sees a run that is still fresh."""
+    storage, _ = run
+    store = store_of(run)
+
+    class BusyRun:
+        """The real storage, in which the first checkpoint is committed right after the checkpoints were listed."""
+
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def names(self, folder):
+            found = storage.names(folder)
+            if folder == layout.CHECKPOINTS and not found:
+                store.save(1, state_of(1))
+            return found
+
+    assert reader.newest_step(BusyRun()) is None
+    assert reader.newest_step(storage) == 1
+
+
 @pytest.mark.parametrize("url", ["s3://", "gs:///", "sftp://", "memory://"])
 def test_a_url_that_names_no_place_is_refused(url):
     """Before a library makes something of it."""
